@@ -1,0 +1,307 @@
+/*
+ * onepass: normalization and pooling at the speed of memory.
+ *
+ * SPDX-License-Identifier: MIT
+ *
+ * This header is the whole public interface and its manual. In short:
+ *
+ *     describe        fill in an onepass_norm or onepass_pool and an onepass_tensor for each
+ * argument plan            onepass_plan_norm / onepass_plan_pool check everything once and choose
+ * the kernel run             onepass_run does the work on any buffers of the planned shapes, as
+ * often as you like
+ *
+ * or, in one call, onepass_l1_norm, onepass_layer_norm, onepass_avg_pool1d and their _backward
+ * twins.
+ *
+ * What holds for every function here:
+ *   - It returns an onepass_status (except the plain getters). When that is not ONEPASS_OK no
+ * output has been written, and onepass_last_message() names the argument, its value and what was
+ * expected.
+ *   - It never prints, exits, aborts or keeps a pointer to anything you passed, except what a plan
+ * copies.
+ *   - It may be called from any thread at any time. A plan is immutable: many threads may run one
+ * at once.
+ *   - The same inputs give the same bits, whatever the number of threads.
+ */
+#ifndef ONEPASS_H
+#define ONEPASS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ONEPASS_VERSION_MAJOR  0
+#define ONEPASS_VERSION_MINOR  1
+#define ONEPASS_VERSION_PATCH  0
+#define ONEPASS_VERSION_STRING "0.1.0"
+#define ONEPASS_VERSION \
+  (ONEPASS_VERSION_MAJOR * 10000 + ONEPASS_VERSION_MINOR * 100 + ONEPASS_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define ONEPASS_API
+#else
+#define ONEPASS_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version
+ * ------------------------------------------------------------------------------------- */
+
+/* The version of the library that is running, which may be newer than ONEPASS_VERSION of the
+ * header. */
+ONEPASS_API int onepass_version(void);
+ONEPASS_API const char *onepass_version_string(void);
+
+/* ---- Status
+ * -------------------------------------------------------------------------------------- */
+
+typedef enum onepass_status {
+  ONEPASS_OK = 0,
+  ONEPASS_NULL_POINTER,      /* a required pointer is NULL */
+  ONEPASS_BAD_OPERATOR,      /* unknown operator, direction or reduction */
+  ONEPASS_BAD_OPTION,        /* a value in onepass_options, eps or a flag makes no sense */
+  ONEPASS_BAD_DEVICE,        /* unknown device, or tensors on different devices */
+  ONEPASS_BAD_DTYPE,         /* a type onepass does not know, or a mix that makes no sense */
+  ONEPASS_BAD_NDIM,          /* too few or too many dimensions for the operator */
+  ONEPASS_BAD_SHAPE,         /* negative or too large, or it disagrees with the other tensors */
+  ONEPASS_BAD_STRIDES,       /* negative, too large, or an output that writes an element twice */
+  ONEPASS_BAD_AXIS,          /* the axis is not one of the tensor's */
+  ONEPASS_BAD_KERNEL,        /* pooling: kernel below 1, or larger than the padded input */
+  ONEPASS_BAD_WINDOW_STRIDE, /* pooling: stride below 1 */
+  ONEPASS_BAD_PADDING,       /* pooling: padding negative or over half the kernel */
+  ONEPASS_OVERLAP,           /* an output shares memory with another argument */
+  ONEPASS_MISALIGNED,        /* a buffer's address is not a multiple of its element size */
+  ONEPASS_BAD_WORKSPACE,     /* workspace NULL, misaligned or smaller than the plan needs */
+  ONEPASS_OUT_OF_MEMORY      /* the host has no memory for a plan or a helper's workspace */
+} onepass_status;
+
+/* The enumerator's own name, such as "ONEPASS_BAD_AXIS". Never NULL. */
+ONEPASS_API const char *onepass_status_name(onepass_status status);
+
+/* What went wrong in the latest call of this thread that did not return ONEPASS_OK: one line, no
+ * newline, never NULL, valid until the thread's next failing call. */
+ONEPASS_API const char *onepass_last_message(void);
+
+/* ---- Tensors: the same layout as DLPack's DLTensor, so one may be cast to the other
+ * ---------------- */
+
+#define ONEPASS_MAX_NDIM 8
+
+enum { ONEPASS_CPU = 1, ONEPASS_CUDA = 2 }; /* onepass_device.type; DLPack's numbers */
+
+typedef struct onepass_device {
+  int32_t type;
+  int32_t id;
+} onepass_device;
+
+typedef struct onepass_dtype {
+  uint8_t code; /* 2: IEEE float, 4: bfloat */
+  uint8_t bits;
+  uint16_t lanes; /* always 1 */
+} onepass_dtype;
+
+static const onepass_dtype ONEPASS_F32 = {2, 32, 1};
+static const onepass_dtype ONEPASS_F64 = {2, 64, 1};
+static const onepass_dtype ONEPASS_F16 = {2, 16, 1};
+static const onepass_dtype ONEPASS_BF16 = {4, 16, 1};
+
+typedef struct onepass_tensor {
+  void *data; /* not looked at by onepass_plan_*; may be NULL there, and for tensors without
+                 elements */
+  onepass_device device;
+  int32_t ndim; /* 1 to ONEPASS_MAX_NDIM */
+  onepass_dtype dtype;
+  const int64_t *shape;
+  const int64_t *strides; /* in elements, not negative; NULL means compact row-major */
+  uint64_t byte_offset;   /* from data to the first element */
+} onepass_tensor;
+
+/* The tensors of a call by their part in it. Leave what the call does not use NULL. Which are used:
+ *
+ *                      reads                              writes
+ *   norm forward       x, weight?, bias?                  y, mean?, rstd?
+ *   norm backward      x, dy, weight?, mean, rstd         dx, dweight?, dbias?
+ *   pool forward       x                                  y
+ *   pool backward      dy                                 dx
+ *
+ * (? = may be NULL; l1_norm has no weight, bias, mean or rstd.) */
+typedef struct onepass_tensors {
+  const onepass_tensor *x;
+  const onepass_tensor *weight;
+  const onepass_tensor *bias;
+  const onepass_tensor *y;
+  const onepass_tensor *mean;
+  const onepass_tensor *rstd;
+  const onepass_tensor *dy;
+  const onepass_tensor *dx;
+  const onepass_tensor *dweight;
+  const onepass_tensor *dbias;
+} onepass_tensors;
+
+/* The addresses of the first elements, for onepass_run. The same names, and the same ones in use.
+ */
+typedef struct onepass_buffers {
+  const void *x;
+  const void *weight;
+  const void *bias;
+  void *y;
+  void *mean;
+  void *rstd;
+  const void *dy;
+  void *dx;
+  void *dweight;
+  void *dbias;
+} onepass_buffers;
+
+/* ---- Descriptions
+ * -------------------------------------------------------------------------------- */
+
+typedef enum onepass_direction { ONEPASS_FORWARD = 0, ONEPASS_BACKWARD = 1 } onepass_direction;
+
+typedef enum onepass_norm_op {
+  /* y = x / (mean|x| + eps) or x / (sum|x| + eps) over one axis. In the gradient sign(0) is 0. */
+  ONEPASS_L1_NORM = 0,
+  /* y = (x - mean) / sqrt(variance + eps) * weight + bias over the axes from `axis` to the last. */
+  ONEPASS_LAYER_NORM = 1
+} onepass_norm_op;
+
+typedef enum onepass_reduction { ONEPASS_MEAN = 0, ONEPASS_SUM = 1 } onepass_reduction;
+
+typedef struct onepass_norm {
+  onepass_norm_op op;
+  onepass_direction direction;
+  int32_t axis; /* l1_norm: the axis. layer_norm: the first normalized axis, so -k means
+                   the last k axes. Negative counts from the end. */
+  onepass_reduction reduction; /* l1_norm only; layer_norm takes ONEPASS_MEAN */
+  double eps;                  /* added to the denominator (l1_norm) or the variance (layer_norm) */
+} onepass_norm;
+
+typedef enum onepass_pool_op {
+  /* The mean of each window. The divisor is PyTorch's, see docs/numerics.md. */
+  ONEPASS_AVG_POOL = 0
+} onepass_pool_op;
+
+typedef struct onepass_pool {
+  onepass_pool_op op;
+  onepass_direction direction;
+  int32_t spatial; /* how many of the last axes the window slides over; now always 1 */
+  int64_t kernel[3];
+  int64_t stride[3];
+  int64_t padding[3]; /* on both sides, at most half the kernel */
+  int32_t ceil_mode;
+  int32_t count_include_pad;
+} onepass_pool;
+
+/* How long the pooled axis becomes, exactly as in PyTorch. Fails where a plan would fail. */
+ONEPASS_API onepass_status onepass_pool_length(int64_t length, int64_t kernel, int64_t stride,
+                                               int64_t padding, int32_t ceil_mode, int64_t *pooled);
+
+typedef enum onepass_vector_level {
+  ONEPASS_VECTOR_BEST = 0,     /* what this CPU has */
+  ONEPASS_VECTOR_BASELINE = 1, /* SSE2 on x86-64, NEON on AArch64 */
+  ONEPASS_VECTOR_AVX2 = 2,     /* with FMA and F16C */
+  ONEPASS_VECTOR_AVX512 = 3    /* F, BW, DQ and VL */
+} onepass_vector_level;
+
+/* How to run, as opposed to what. All zeros, or NULL in place of the struct, is the best choice. */
+typedef struct onepass_options {
+  int32_t threads;      /* CPU threads at most; 0: OpenMP's number at the time of planning */
+  int32_t vector_level; /* an onepass_vector_level; one this CPU lacks is ONEPASS_BAD_OPTION */
+  int32_t reference; /* nonzero: the plain loops in double that the fast kernels are checked with;
+                        CPU only, slow, and outputs may be f64 whatever the inputs are */
+} onepass_options;
+
+/* ---- Plan and run
+ * -------------------------------------------------------------------------------- */
+
+typedef struct onepass_plan onepass_plan;
+
+/* Check the description against the tensors and choose how to run it. On ONEPASS_OK *plan is a plan
+ * that the caller destroys; otherwise *plan is NULL.
+ *
+ * Types: x, y, dy and dx have one type: f32, f64, f16 or bf16. weight, bias, dweight and dbias have
+ * one type too: x's, or f32 with f16 and bf16. mean and rstd are f64 for f64 and f32 otherwise.
+ * Shapes: y, dy and dx (of a norm) as x; weight, bias, dweight and dbias as the normalized axes;
+ * mean and rstd as the remaining axes, with or without ones in place of the normalized ones.
+ * Layouts: any strides are right, contiguous ones are fast. Inputs may repeat elements (stride 0);
+ * outputs may not. */
+ONEPASS_API onepass_status onepass_plan_norm(onepass_plan **plan, const onepass_norm *norm,
+                                             const onepass_tensors *tensors,
+                                             const onepass_options *options);
+ONEPASS_API onepass_status onepass_plan_pool(onepass_plan **plan, const onepass_pool *pool,
+                                             const onepass_tensors *tensors,
+                                             const onepass_options *options);
+ONEPASS_API void onepass_plan_destroy(onepass_plan *plan); /* NULL is fine */
+
+/* Bytes of scratch memory onepass_run needs for this plan; often 0. */
+ONEPASS_API size_t onepass_plan_workspace(const onepass_plan *plan);
+
+/* Do the work. The buffers must have the planned types, shapes and strides. A norm may write in
+ * place: y over x, and dx over x or dy, at the same address with the same strides; otherwise
+ * outputs must not share memory with anything else. workspace is aligned to 64 bytes, at least as
+ * large as onepass_plan_workspace says (NULL if that is 0), and not in use by another run at the
+ * same time. stream is for CUDA devices and NULL on the CPU. Nothing is allocated. */
+ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
+                                       void *workspace, size_t workspace_size, void *stream);
+
+/* What a plan will do. Strings are the library's own and live as long as it does. */
+typedef struct onepass_plan_info {
+  const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
+  const char *kernel; /* how it will be run: "rows", "split_rows", "columns", "packed", ... */
+  const char *vector; /* "neon", "sse2", "avx2", "avx512"; "double" for the reference */
+  int32_t threads;    /* how many will work on it */
+  int64_t bytes;      /* inputs once plus outputs once: what must move */
+  size_t workspace;   /* as onepass_plan_workspace */
+} onepass_plan_info;
+ONEPASS_API onepass_status onepass_plan_describe(const onepass_plan *plan, onepass_plan_info *info);
+
+/* ---- One call
+ * ------------------------------------------------------------------------------------- */
+
+/* Plan and run on the tensors' own data, with the default options. Workspace, where one is needed,
+ * is allocated and freed inside. Optional tensors may be NULL as in onepass_tensors. */
+
+ONEPASS_API onepass_status onepass_l1_norm(const onepass_tensor *x, int32_t axis,
+                                           onepass_reduction reduction, double eps,
+                                           const onepass_tensor *y);
+ONEPASS_API onepass_status onepass_l1_norm_backward(const onepass_tensor *dy,
+                                                    const onepass_tensor *x, int32_t axis,
+                                                    onepass_reduction reduction, double eps,
+                                                    const onepass_tensor *dx);
+
+ONEPASS_API onepass_status onepass_layer_norm(const onepass_tensor *x, int32_t axis,
+                                              const onepass_tensor *weight,
+                                              const onepass_tensor *bias, double eps,
+                                              const onepass_tensor *y, const onepass_tensor *mean,
+                                              const onepass_tensor *rstd);
+ONEPASS_API onepass_status onepass_layer_norm_backward(
+    const onepass_tensor *dy, const onepass_tensor *x, int32_t axis, const onepass_tensor *weight,
+    const onepass_tensor *mean, const onepass_tensor *rstd, const onepass_tensor *dx,
+    const onepass_tensor *dweight, const onepass_tensor *dbias);
+
+ONEPASS_API onepass_status onepass_avg_pool1d(const onepass_tensor *x, int64_t kernel,
+                                              int64_t stride, int64_t padding, int32_t ceil_mode,
+                                              int32_t count_include_pad, const onepass_tensor *y);
+ONEPASS_API onepass_status onepass_avg_pool1d_backward(const onepass_tensor *dy, int64_t kernel,
+                                                       int64_t stride, int64_t padding,
+                                                       int32_t ceil_mode, int32_t count_include_pad,
+                                                       const onepass_tensor *dx);
+
+/* ---- This machine
+ * --------------------------------------------------------------------------------- */
+
+typedef struct onepass_cpu_info {
+  char name[64];        /* the processor's name, or "unknown" */
+  const char *vector;   /* the best vector level: "neon", "sse2", "avx2", "avx512" */
+  int32_t threads;      /* what options.threads = 0 stands for now */
+  int64_t l1, l2, last; /* bytes of data cache: of a core, of a core, of the last level */
+  const char *build;    /* compiler, thread library and backends this library was built with */
+} onepass_cpu_info;
+ONEPASS_API onepass_status onepass_get_cpu_info(onepass_cpu_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
