@@ -1,0 +1,261 @@
+/*
+ * Vectors of the level this file is compiled for (ONEPASS_LEVEL: sse2, avx2, avx512, neon, generic).
+ *
+ * Arithmetic, comparisons and shifts are the compiler's own on vector types; only what those cannot say
+ * is written per level here: fused multiply-add, half-precision conversion and streaming stores. The
+ * suffix is the element type in memory; arithmetic is always on f32 or f64 vectors of
+ * ONEPASS_VECTOR_BYTES, and loads and stores convert. Nothing needs alignment but the streams.
+ */
+#ifndef ONEPASS_CPU_SIMD_H
+#define ONEPASS_CPU_SIMD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/dtype.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define ONEPASS_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define ONEPASS_VECTOR_BYTES 32
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#define ONEPASS_VECTOR_BYTES 16
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define ONEPASS_VECTOR_BYTES 16
+#else
+#define ONEPASS_VECTOR_BYTES 16
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define NEVER_INLINE  static __attribute__((noinline))
+#define UNROLL        _Pragma("GCC unroll 32")
+
+typedef float f32v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
+typedef double f64v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
+typedef int32_t i32v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
+typedef int64_t i64v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
+typedef uint32_t u32v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
+typedef uint16_t u16v __attribute__((vector_size(ONEPASS_VECTOR_BYTES / 2))); /* as many as f32v */
+
+typedef f32v f32v_any __attribute__((aligned(4), may_alias));
+typedef f64v f64v_any __attribute__((aligned(8), may_alias));
+typedef u16v u16v_any __attribute__((aligned(2), may_alias));
+
+enum {
+  LANES_F32 = ONEPASS_VECTOR_BYTES / 4,
+  LANES_F64 = ONEPASS_VECTOR_BYTES / 8,
+};
+
+/* ---- Every lane the same; lanes 0..count of a vector, the others zero ------------------------------ */
+
+ALWAYS_INLINE f32v all_f32(float value) { return value - (f32v){0}; }
+ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
+
+static const int32_t lane_numbers_f32[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+static const int64_t lane_numbers_f64[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+ALWAYS_INLINE f32v first_f32(f32v v, int64_t count) {
+  i32v lanes;
+  memcpy(&lanes, lane_numbers_f32, sizeof lanes);
+  const int32_t limit = count < 0 ? 0 : count > LANES_F32 ? LANES_F32 : (int32_t)count;
+  return (f32v)((i32v)v & (lanes < limit));
+}
+ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
+  i64v lanes;
+  memcpy(&lanes, lane_numbers_f64, sizeof lanes);
+  return (f64v)((i64v)v & (lanes < count));
+}
+
+/* ---- Lanes n.. of a and then of b: what is n elements further on ------------------------------------ */
+
+#if defined(__clang__)
+#define PICK_(a, b, mask_type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK_(a, b, mask_type, ...) __builtin_shuffle(a, b, (mask_type){__VA_ARGS__})
+#endif
+
+#if ONEPASS_VECTOR_BYTES == 64
+#define FROM_8(n)  n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
+#define FROM_16(n) FROM_8(n), FROM_8(n + 8)
+ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, FROM_16(1)); }
+ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, FROM_16(2)); }
+ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, FROM_8(1)); }
+ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) { return PICK_(a, b, i64v, FROM_8(2)); }
+#elif ONEPASS_VECTOR_BYTES == 32
+ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 1, 2, 3, 4, 5, 6, 7, 8); }
+ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 2, 3, 4, 5, 6, 7, 8, 9); }
+ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 1, 2, 3, 4); }
+ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 2, 3, 4, 5); }
+#else
+ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 1, 2, 3, 4); }
+ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 2, 3, 4, 5); }
+ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 1, 2); }
+ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) {
+  (void)a;
+  return b;
+}
+#endif
+
+/* ---- |v|, and s with v's sign or 0 where v is 0 ---------------------------------------------------- */
+
+ALWAYS_INLINE f32v abs_f32(f32v v) { return (f32v)((i32v)v & 0x7fffffff); }
+ALWAYS_INLINE f64v abs_f64(f64v v) { return (f64v)((i64v)v & INT64_MAX); }
+
+ALWAYS_INLINE f32v signed_f32(f32v s, f32v v) {
+  return (f32v)(((i32v)s ^ ((i32v)v & INT32_MIN)) & (v != (f32v){0}));
+}
+ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
+  return (f64v)(((i64v)s ^ ((i64v)v & INT64_MIN)) & (v != (f64v){0}));
+}
+
+/* ---- a * b + c, fused where the level has it ------------------------------------------------------- */
+
+#if defined(__AVX512F__)
+ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) {
+  return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) {
+  return (f64v)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+#elif defined(__AVX2__)
+ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) {
+  return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) {
+  return (f64v)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+#elif defined(__ARM_NEON)
+ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) {
+  return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) {
+  return (f64v)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+}
+#else
+ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return a * b + c; }
+ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) { return a * b + c; }
+#endif
+
+/* ---- Loads ------------------------------------------------------------------------------------------ */
+
+ALWAYS_INLINE f32v load_f32(const float *p) { return *(const f32v_any *)p; }
+ALWAYS_INLINE f64v load_f64(const double *p) { return *(const f64v_any *)p; }
+
+ALWAYS_INLINE f32v load_bf16(const uint16_t *p) {
+  return (f32v)(__builtin_convertvector(*(const u16v_any *)p, u32v) << 16);
+}
+
+ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
+#if defined(__AVX512F__)
+  return (f32v)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__AVX2__)
+  return (f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__ARM_NEON)
+  return (f32v)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+  f32v v;
+  for (int lane = 0; lane < LANES_F32; lane++) v[lane] = onepass_float_from_f16(p[lane]);
+  return v;
+#endif
+}
+
+/* ---- Rounding to the half types -------------------------------------------------------------------- */
+
+ALWAYS_INLINE u16v round_bf16(f32v v) {
+  const u32v bits = (u32v)v, high = bits >> 16;
+  const u32v nearest = (bits + 0x7fff + (high & 1)) >> 16;
+  const u32v is_nan = (u32v)(v != v);
+  return __builtin_convertvector((nearest & ~is_nan) | ((high | 0x40) & is_nan), u16v);
+}
+
+ALWAYS_INLINE u16v round_f16(f32v v) {
+#if defined(__AVX512F__)
+  return (u16v)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+  return (u16v)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__ARM_NEON)
+  return (u16v)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v));
+#else
+  u16v half;
+  for (int lane = 0; lane < LANES_F32; lane++) half[lane] = onepass_f16_from_float(v[lane]);
+  return half;
+#endif
+}
+
+/* ---- Stores; a streaming one leaves the caches alone ------------------------------------------------ */
+
+/* Neoverse cores stop allocating on their own once they see whole lines written, so on AArch64 a stream
+ * is a plain store: STNP measured the same (docs/performance.md). */
+#if defined(__SSE2__)
+#define ONEPASS_HAS_STREAMS 1
+#else
+#define ONEPASS_HAS_STREAMS 0
+#endif
+
+ALWAYS_INLINE void stream_bytes(void *p, const void *v, int bytes) {
+#if defined(__AVX512F__)
+  if (bytes == 64) {
+    _mm512_stream_si512((__m512i *)p, _mm512_loadu_si512(v));
+    return;
+  }
+#endif
+#if defined(__AVX2__)
+  if (bytes == 32) {
+    _mm256_stream_si256((__m256i *)p, _mm256_loadu_si256((const __m256i *)v));
+    return;
+  }
+#endif
+#if defined(__SSE2__)
+  if (bytes == 16) {
+    _mm_stream_si128((__m128i *)p, _mm_loadu_si128((const __m128i *)v));
+    return;
+  }
+#endif
+  memcpy(p, v, (size_t)bytes);
+}
+
+ALWAYS_INLINE void store_f32(float *p, f32v v, bool stream) {
+  if (stream) {
+    stream_bytes(p, &v, sizeof v);
+  } else {
+    *(f32v_any *)p = v;
+  }
+}
+ALWAYS_INLINE void store_f64(double *p, f64v v, bool stream) {
+  if (stream) {
+    stream_bytes(p, &v, sizeof v);
+  } else {
+    *(f64v_any *)p = v;
+  }
+}
+ALWAYS_INLINE void store_bf16(uint16_t *p, f32v v, bool stream) {
+  const u16v half = round_bf16(v);
+  if (stream) {
+    stream_bytes(p, &half, sizeof half);
+  } else {
+    *(u16v_any *)p = half;
+  }
+}
+ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
+  const u16v half = round_f16(v);
+  if (stream) {
+    stream_bytes(p, &half, sizeof half);
+  } else {
+    *(u16v_any *)p = half;
+  }
+}
+
+/* Make streamed stores visible to other threads, before a task ends. */
+ALWAYS_INLINE void end_streams(void) {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+ALWAYS_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+
+#endif

@@ -1,0 +1,38 @@
+/* What the kernel templates are made with: names joined from type names, and what those stand for. */
+#ifndef ONEPASS_CPU_TEMPLATE_H
+#define ONEPASS_CPU_TEMPLATE_H
+
+#include "cpu/simd.h"
+
+#define JOIN2_(a, b)    a##b
+#define JOIN2(a, b)     JOIN2_(a, b)
+#define JOIN3_(a, b, c) a##_##b##_##c
+#define JOIN3(a, b, c)  JOIN3_(a, b, c)
+
+typedef float element_f32, scalar_f32;
+typedef double element_f64, scalar_f64;
+typedef uint16_t element_f16, element_bf16;
+typedef f32v vector_f32;
+typedef f64v vector_f64;
+enum { lanes_f32 = LANES_F32, lanes_f64 = LANES_F64 };
+
+/* Single elements, as sums have them. */
+ALWAYS_INLINE float get_f32(const float *p) { return *p; }
+ALWAYS_INLINE double get_f64(const double *p) { return *p; }
+ALWAYS_INLINE float get_f16(const uint16_t *p) { return onepass_float_from_f16(*p); }
+ALWAYS_INLINE float get_bf16(const uint16_t *p) { return onepass_float_from_bf16(*p); }
+
+ALWAYS_INLINE void put_f32(float *p, float value) { *p = value; }
+ALWAYS_INLINE void put_f64(double *p, double value) { *p = value; }
+ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
+ALWAYS_INLINE void put_bf16(uint16_t *p, float value) { *p = onepass_bf16_from_float(value); }
+
+enum { PREFETCH_BYTES = 1024 }; /* how far ahead of a gather its lines are asked for */
+
+/* Ask for the lines that a gather will reach PREFETCH_BYTES later; past the end does no harm. */
+ALWAYS_INLINE void prefetch_ahead(const void *p, int bytes) {
+  const uintptr_t ahead = (uintptr_t)p + PREFETCH_BYTES;
+  for (int line = 0; line < bytes; line += 64) prefetch((const void *)(ahead + (uintptr_t)line));
+}
+
+#endif

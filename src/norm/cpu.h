@@ -1,0 +1,148 @@
+/* Between cpu.c, which splits a normalization over threads, and cpu_kernels.c, which does the pieces and
+ * is compiled once for every vector level. */
+#ifndef ONEPASS_NORM_CPU_H
+#define ONEPASS_NORM_CPU_H
+
+#include "norm/norm.h"
+
+/* A row's sums are gathered in chunks of this many elements, always counted from the row's start, in the
+ * type of sums; chunks are merged in double, in order. So the bits do not depend on who gathers what. */
+enum { ONEPASS_NORM_CHUNK = 4096, ONEPASS_NORM_BACKWARD_CHUNK = 1024 };
+
+/* The merged sums of a row, or those of one chunk.
+ *             forward               backward
+ *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
+ *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g z    c: sum of z
+ *             b: sum of (x - mean)²    where z = (x - saved mean) * rstd */
+typedef struct onepass_row_sums {
+  double a, b, c;
+} onepass_row_sums;
+
+/* What forward does to the elements of a row: y = ((x - shift) * scale + offset) * weight + bias. */
+typedef struct onepass_row_scale {
+  double shift, scale, offset;
+  double denominator; /* ABS */
+  double mean, rstd;  /* MOMENTS: to be saved */
+  bool exact;         /* ABS: scale would not be a normal number: divide in double instead */
+} onepass_row_scale;
+
+/* What backward does to them.
+ *   ABS       dx = dy * scale - sign(x) * slope
+ *   MOMENTS   z = (x - mean) * rstd + offset,  dx = (dy w) * rstd + z * by_z + constant */
+typedef struct onepass_row_gradient {
+  double scale, slope;
+  double denominator;
+  double mean, rstd, offset, by_z, constant;
+  bool exact;
+} onepass_row_gradient;
+
+typedef struct onepass_norm_kernels {
+  /* Rows begin..end, each read once: gathers the next row while it writes this one. */
+  void (*forward_rows)(const onepass_norm_problem *problem, const onepass_buffers *buffers,
+                       int64_t begin, int64_t end);
+  /* One chunk of a row, for the strategies that take rows apart. */
+  onepass_row_sums (*gather)(const void *x, int64_t count);
+  void (*apply)(const onepass_norm_problem *problem, const onepass_row_scale *scale, void *y,
+                const void *x, const void *weight, const void *bias, int64_t count);
+  /* The same backward. dweight and dbias, if not NULL, are added to, in the type of sums. */
+  onepass_row_sums (*gather_backward)(const void *x, const void *dy, const void *weight, double mean,
+                                      double rstd, int64_t count);
+  void (*apply_backward)(const onepass_norm_problem *problem, const onepass_row_gradient *gradient,
+                         void *dx, const void *x, const void *dy, const void *weight, void *dweight,
+                         void *dbias, int64_t count);
+  /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
+   * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
+  void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x, int64_t width,
+                          double *scratch);
+  void (*backward_columns)(const onepass_norm_problem *problem, void *dx, const void *x,
+                           const void *dy, int64_t width, double *scratch);
+} onepass_norm_kernels;
+
+enum { ONEPASS_COLUMN_SCRATCH = 4 };
+
+/* The kernels for a statistic, an element type and a weight type, at each level this build has. */
+typedef const onepass_norm_kernels *onepass_norm_kernels_at_level(onepass_statistic statistic,
+                                                                 onepass_type type,
+                                                                 onepass_type weight_type);
+onepass_norm_kernels_at_level onepass_norm_kernels_sse2, onepass_norm_kernels_avx2,
+    onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_generic;
+
+/* ---- From sums to what is done with them: once a row, in double ------------------------------------ */
+
+/* Merge the sums of the next `count` elements into those of the `before` elements before them. */
+static inline void onepass_merge_forward(onepass_statistic statistic, onepass_row_sums *row,
+                                         double before, onepass_row_sums chunk, double count) {
+  if (before == 0) {
+    *row = chunk;
+  } else if (statistic == ONEPASS_STATISTIC_ABS) {
+    row->a += chunk.a;
+  } else {
+    const double apart = chunk.a - row->a, share = count / (before + count);
+    row->a += apart * share;
+    row->b += chunk.b + apart * apart * before * share;
+  }
+}
+
+static inline void onepass_merge_backward(onepass_row_sums *row, onepass_row_sums chunk) {
+  row->a += chunk.a;
+  row->b += chunk.b;
+  row->c += chunk.c;
+}
+
+/* Whether 1 / denominator serves as a factor in this type: it must be normal, or as special as the
+ * quotient would be. */
+static inline bool onepass_needs_division(onepass_type sums_type, double denominator) {
+  const double factor = 1 / denominator;
+  const double least = sums_type == ONEPASS_TYPE_F64 ? 0x1p-1022 : 0x1p-126;
+  const double most = sums_type == ONEPASS_TYPE_F64 ? 0x1.fffffffffffffp1023 : 0x1.fffffep127;
+  return !(factor >= least && factor <= most);
+}
+
+double onepass_rstd(double squares, double count, double eps);
+
+/* The value of x rounded to the type of sums. */
+static inline double onepass_round_to_sums(onepass_type sums_type, double x) {
+  return sums_type == ONEPASS_TYPE_F64 ? x : (double)(float)x;
+}
+
+static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *problem,
+                                                  onepass_row_sums sums) {
+  const double n = (double)problem->elements.count;
+  const onepass_type sums_type = onepass_type_of_sums(problem->type);
+  onepass_row_scale row = {0};
+  if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
+    row.denominator = (problem->divide_by_count ? sums.a / n : sums.a) + problem->eps;
+    row.scale = 1 / row.denominator;
+    row.exact = onepass_needs_division(sums_type, row.denominator);
+  } else {
+    row.mean = sums.a;
+    row.rstd = row.scale = onepass_rstd(sums.b, n, problem->eps);
+    /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
+    row.shift = onepass_round_to_sums(sums_type, sums.a);
+    row.offset = (row.shift - sums.a) * row.rstd;
+  }
+  return row;
+}
+
+static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_problem *problem,
+                                                           onepass_row_sums sums, double mean,
+                                                           double rstd) {
+  const double n = (double)problem->elements.count;
+  onepass_row_gradient row = {0};
+  if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
+    row.denominator = (problem->divide_by_count ? sums.a / n : sums.a) + problem->eps;
+    row.scale = 1 / row.denominator;
+    row.slope = sums.b / row.denominator / row.denominator;
+    if (problem->divide_by_count) row.slope /= n;
+    row.exact = onepass_needs_division(onepass_type_of_sums(problem->type), row.denominator);
+  } else {
+    row.mean = mean;
+    row.rstd = rstd;
+    row.offset = -sums.c / n; /* the mean of z would be 0 had the saved mean not been rounded */
+    row.by_z = -rstd * (sums.b + row.offset * sums.a) / n;
+    row.constant = -rstd * sums.a / n;
+  }
+  return row;
+}
+
+#endif

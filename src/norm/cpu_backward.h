@@ -1,0 +1,218 @@
+/* Backward over dense rows; part of cpu_template.h.
+ *
+ * Built as forward is, but a block is 16 elements: there are up to three sums, and gathering the next
+ * row beside this one must fit in the registers. */
+
+#define BLOCK 16
+#define U     (BLOCK / W)
+
+#define WEIGHT_AT(i) (has_weight ? weight + (i) : NULL)
+#define SUMS_AT(p, i) (sum_weights ? (p) + (i) : NULL)
+
+typedef struct NAME(products) {
+  V a[U], b[U], c[U];
+} NAME(products);
+
+/* Of the row that is gathered: its saved statistics. */
+typedef struct NAME(saved) {
+  V mean, rstd;
+} NAME(saved);
+
+typedef struct NAME(gradient) {
+  V scale, slope;                       /* ABS */
+  V mean, rstd, offset, by_z, constant; /* MOMENTS */
+} NAME(gradient);
+
+ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool has_weight,
+                                         NAME(products) *sums, const NAME(saved) *saved, const T *x,
+                                         const T *dy, const WT *weight, const bool partial,
+                                         int64_t count) {
+  UNROLL for (int j = 0; j < U; j++) {
+    const V v = LOAD(x + j * W);
+    V g = LOAD(dy + j * W);
+    if (statistic == ONEPASS_STATISTIC_ABS) {
+      sums->a[j] += ABS(v);
+      sums->b[j] = FMA(g, v, sums->b[j]);
+    } else {
+      V z = (v - saved->mean) * saved->rstd;
+      if (partial) z = FIRST(z, count - j * W);
+      if (has_weight) g *= LOADW(weight + j * W);
+      sums->a[j] += g;
+      sums->b[j] = FMA(g, z, sums->b[j]);
+      sums->c[j] += z;
+    }
+  }
+}
+
+NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool has_weight,
+                                             NAME(products) *sums, const NAME(saved) *saved,
+                                             const T *x, const T *dy, const WT *weight,
+                                             int64_t count) {
+  T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0};
+  WT own_weight[BLOCK] = {0};
+  memcpy(own_x, x, (size_t)count * sizeof(T));
+  memcpy(own_dy, dy, (size_t)count * sizeof(T));
+  if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
+  NAME(gather_products)(statistic, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
+}
+
+ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool has_weight,
+                                        const bool sum_weights, const bool stream,
+                                        const NAME(gradient) *r, T *dx, const T *x, const T *dy,
+                                        const WT *weight, C *dweight, C *dbias) {
+  UNROLL for (int j = 0; j < U; j++) {
+    const V v = LOAD(x + j * W), d = LOAD(dy + j * W);
+    V result;
+    if (statistic == ONEPASS_STATISTIC_ABS) {
+      result = d * r->scale - SIGNED(r->slope, v);
+    } else {
+      const V z = FMA(v - r->mean, r->rstd, r->offset);
+      const V g = has_weight ? d * LOADW(weight + j * W) : d;
+      result = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
+      if (sum_weights) {
+        STOREC(dweight + j * W, FMA(d, z, LOADC(dweight + j * W)), false);
+        STOREC(dbias + j * W, d + LOADC(dbias + j * W), false);
+      }
+    }
+    STORE(dx + j * W, result, stream);
+  }
+}
+
+NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool has_weight,
+                                            bool sum_weights, const NAME(gradient) *r, T *dx,
+                                            const T *x, const T *dy, const WT *weight, C *dweight,
+                                            C *dbias, int64_t count) {
+  T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0}, own_dx[BLOCK];
+  WT own_weight[BLOCK] = {0};
+  C own_dweight[BLOCK] = {0}, own_dbias[BLOCK] = {0};
+  const size_t sums_size = sum_weights ? (size_t)count * sizeof(C) : 0;
+  memcpy(own_x, x, (size_t)count * sizeof(T));
+  memcpy(own_dy, dy, (size_t)count * sizeof(T));
+  if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
+  if (sum_weights) memcpy(own_dweight, dweight, sums_size);
+  if (sum_weights) memcpy(own_dbias, dbias, sums_size);
+  NAME(apply_gradient)(statistic, has_weight, sum_weights, false, r, own_dx, own_x, own_dy,
+                       own_weight, own_dweight, own_dbias);
+  memcpy(dx, own_dx, (size_t)count * sizeof(T));
+  if (sum_weights) memcpy(dweight, own_dweight, sums_size);
+  if (sum_weights) memcpy(dbias, own_dbias, sums_size);
+}
+
+ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statistic statistic,
+                                                           const bool has_weight, const T *x,
+                                                           const T *dy, const WT *weight, C mean,
+                                                           C rstd, int64_t count) {
+  NAME(products) sums = {0};
+  const NAME(saved) saved = {ALL(mean), ALL(rstd)};
+  int64_t i = 0;
+  for (; i + BLOCK <= count; i += BLOCK) {
+    prefetch_ahead(x + i, BLOCK * sizeof(T));
+    prefetch_ahead(dy + i, BLOCK * sizeof(T));
+    NAME(gather_products)(statistic, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i), false,
+                          0);
+  }
+  NAME(products) all = sums; /* sums itself must not have its address taken */
+  if (i < count) {
+    const NAME(saved) own = {ALL(mean), ALL(rstd)};
+    NAME(gather_products_rest)(statistic, has_weight, &all, &own, x + i, dy + i, WEIGHT_AT(i),
+                               count - i);
+  }
+  return (onepass_row_sums){(double)NAME(fold)(all.a, U), (double)NAME(fold)(all.b, U),
+                            (double)NAME(fold)(all.c, U)};
+}
+
+ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) {
+  return (NAME(gradient)){ALL((C)row->scale),  ALL((C)row->slope),  ALL((C)row->mean),
+                          ALL((C)row->rstd),   ALL((C)row->offset), ALL((C)row->by_z),
+                          ALL((C)row->constant)};
+}
+
+/* For denominators without a usable reciprocal. */
+static void NAME(divide_gradient)(T *dx, const T *x, const T *dy, int64_t count,
+                                  const onepass_row_gradient *row) {
+  for (int64_t i = 0; i < count; i++) {
+    const C v = GET(x + i);
+    const double sign = (v > 0) - (v < 0);
+    PUT(dx + i, (C)((double)GET(dy + i) / row->denominator - sign * row->slope));
+  }
+}
+
+ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
+                                              const bool has_weight, const bool sum_weights,
+                                              const bool stream, const onepass_row_gradient *row,
+                                              T *dx, const T *x, const T *dy, const WT *weight,
+                                              C *dweight, C *dbias, int64_t count) {
+  if (statistic == ONEPASS_STATISTIC_ABS && row->exact) {
+    NAME(divide_gradient)(dx, x, dy, count, row);
+    return;
+  }
+  const NAME(gradient) given = NAME(gradient_of)(row), r = given; /* r stays in registers */
+  const int64_t head = stream || count >= 8 * BLOCK ? NAME(to_alignment)(dx) : 0;
+  int64_t i = head < count ? head : count;
+  if (i) {
+    NAME(apply_gradient_rest)(statistic, has_weight, sum_weights, &given, dx, x, dy, weight, dweight,
+                              dbias, i);
+  }
+  for (; i + BLOCK <= count; i += BLOCK) {
+    NAME(apply_gradient)(statistic, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i,
+                         WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+  }
+  if (i < count) {
+    NAME(apply_gradient_rest)(statistic, has_weight, sum_weights, &given, dx + i, x + i, dy + i,
+                              WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
+  }
+}
+
+/* ---- The same with run-time choices made constants -------------------------------------------------- */
+
+static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy, const void *weight,
+                                                  double mean, double rstd, int64_t count) {
+  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_ABS, false, x, dy, weight, (C)mean, (C)rstd,
+                                     count);
+}
+
+static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void *dy,
+                                                      const void *weight, double mean, double rstd,
+                                                      int64_t count) {
+  return weight ? NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, true, x, dy, weight,
+                                              (C)mean, (C)rstd, count)
+                : NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, false, x, dy, NULL,
+                                              (C)mean, (C)rstd, count);
+}
+
+#define WITH_CONSTANT_STREAM(statistic, has_weight, sum_weights)                              \
+  if (ONEPASS_HAS_STREAMS && p->stream) {                                                     \
+    NAME(apply_gradient_chunk)(statistic, has_weight, sum_weights, true, row, dx, x, dy,      \
+                               weight, dweight, dbias, count);                                \
+    end_streams();                                                                            \
+  } else {                                                                                    \
+    NAME(apply_gradient_chunk)(statistic, has_weight, sum_weights, false, row, dx, x, dy,     \
+                               weight, dweight, dbias, count);                                \
+  }
+
+static void NAME(apply_backward_abs)(const onepass_norm_problem *p, const onepass_row_gradient *row,
+                                     void *dx, const void *x, const void *dy, const void *weight,
+                                     void *dweight, void *dbias, int64_t count) {
+  WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_ABS, false, false)
+}
+
+static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
+                                         const onepass_row_gradient *row, void *dx, const void *x,
+                                         const void *dy, const void *weight, void *dweight,
+                                         void *dbias, int64_t count) {
+  if (weight && dweight) {
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, true)
+  } else if (weight) {
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, false)
+  } else if (dweight) {
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, true)
+  } else {
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, false)
+  }
+}
+
+#undef WITH_CONSTANT_STREAM
+#undef WEIGHT_AT
+#undef SUMS_AT
+#undef BLOCK
+#undef U

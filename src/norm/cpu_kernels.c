@@ -1,0 +1,50 @@
+/* The normalization kernels of one vector level: every statistic and type, made from the templates. */
+#include "norm/cpu.h"
+
+#include "cpu/template.h"
+
+#define ELEMENT f32
+#define WEIGHTS f32
+#define SUMS    f32
+#include "norm/cpu_template.h"
+
+#define ELEMENT f64
+#define WEIGHTS f64
+#define SUMS    f64
+#include "norm/cpu_template.h"
+
+#define ELEMENT f16
+#define WEIGHTS f16
+#define SUMS    f32
+#include "norm/cpu_template.h"
+
+#define ELEMENT f16
+#define WEIGHTS f32
+#define SUMS    f32
+#include "norm/cpu_template.h"
+
+#define ELEMENT bf16
+#define WEIGHTS bf16
+#define SUMS    f32
+#include "norm/cpu_template.h"
+
+#define ELEMENT bf16
+#define WEIGHTS f32
+#define SUMS    f32
+#include "norm/cpu_template.h"
+
+const onepass_norm_kernels *JOIN2(onepass_norm_kernels_, ONEPASS_LEVEL)(onepass_statistic statistic,
+                                                                        onepass_type type,
+                                                                        onepass_type weight_type) {
+  const bool f32_weights = weight_type == ONEPASS_TYPE_F32;
+  switch (type) {
+    case ONEPASS_TYPE_F64:
+      return &kernels_f64_f64[statistic];
+    case ONEPASS_TYPE_F16:
+      return f32_weights ? &kernels_f16_f32[statistic] : &kernels_f16_f16[statistic];
+    case ONEPASS_TYPE_BF16:
+      return f32_weights ? &kernels_bf16_f32[statistic] : &kernels_bf16_bf16[statistic];
+    default:
+      return &kernels_f32_f32[statistic];
+  }
+}

@@ -1,0 +1,167 @@
+/* Sums of all windows of `kernel` neighbouring elements, for one element type; see cpu_kernels.c.
+ *
+ * A window's sum is a tree: sums of two neighbours, of four (both made in registers as the elements
+ * stream in), then of as many fours as the window has, plus up to three single elements. No running sum
+ * is carried along, so errors do not build up and a NaN stays in the windows that hold it. */
+#define NAME(f)   JOIN2(f, JOIN2(_, ELEMENT))
+#define OF_SUM(f) JOIN2(f, JOIN2(_, SUMS))
+#define T         JOIN2(element_, ELEMENT)
+#define C         JOIN2(scalar_, SUMS)
+#define V         JOIN2(vector_, SUMS)
+#define W         JOIN2(lanes_, SUMS)
+#define LOAD      JOIN2(load_, ELEMENT)
+#define LOADC     JOIN2(load_, SUMS)
+#define STORE     JOIN2(store_, ELEMENT)
+#define STOREC    JOIN2(store_, SUMS)
+#define ALL       JOIN2(all_, SUMS)
+#define ON1       JOIN2(on1_, SUMS)
+#define ON2       JOIN2(on2_, SUMS)
+#define GET       JOIN2(get_, ELEMENT)
+#define PUT       JOIN2(put_, ELEMENT)
+
+ALWAYS_INLINE V NAME(load_up_to)(const T *p, int64_t count) {
+  if (count >= W) return LOAD(p);
+  T lanes[W] = {0};
+  memcpy(lanes, p, (size_t)count * sizeof(T));
+  return LOAD(lanes);
+}
+
+ALWAYS_INLINE void NAME(store_up_to)(T *p, V v, int64_t count, const bool stream) {
+  if (count >= W) {
+    STORE(p, v, stream);
+    return;
+  }
+  T lanes[W];
+  STORE(lanes, v, false);
+  memcpy(p, lanes, (size_t)count * sizeof(T));
+}
+
+/* fours[i] = x[i] + ... + x[i + 3] for i in 0..count; x has count + 3 elements. */
+static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
+  int64_t i = 0;
+  if (count + 3 >= 3 * W) {
+    V here = LOAD(x), after = LOAD(x + W);
+    V twos = here + ON1(here, after);
+    for (; i + 3 * W <= count + 3; i += W) {
+      prefetch_ahead(x + i, W * sizeof(T));
+      here = after;
+      after = LOAD(x + i + 2 * W);
+      const V next_twos = here + ON1(here, after);
+      STOREC(fours + i, twos + ON2(twos, next_twos), false);
+      twos = next_twos;
+    }
+  }
+  for (; i < count; i++) {
+    fours[i] = (GET(x + i) + GET(x + i + 1)) +
+               (GET(x + i + 2) + GET(x + i + 3));
+  }
+}
+
+/* y[i] = (the sum of `quads` fours and `singles` elements from i on) * scale, for i in 0..count. The
+ * window's last elements, from `tail` on, are the singles; `tail` has count + singles - 1 elements. */
+ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, const T *tail,
+                                        const int singles, int64_t count, C scale,
+                                        const bool stream) {
+  for (int64_t i = 0; i < count; i += W) {
+    const int64_t here = count - i;
+    V sum = LOADC(fours + i);
+    UNROLL for (int q = 1; q < quads; q++) sum += LOADC(fours + i + 4 * q);
+    UNROLL for (int s = 0; s < singles; s++) sum += NAME(load_up_to)(tail + i + s, here);
+    NAME(store_up_to)(y + i, sum * ALL(scale), here, stream);
+  }
+}
+
+/* Windows of one to three elements need no fours. */
+ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, int64_t count,
+                                           C scale, const bool stream) {
+  for (int64_t i = 0; i < count; i += W) {
+    const int64_t here = count - i;
+    V sum = NAME(load_up_to)(x + i, here);
+    prefetch_ahead(x + i, W * sizeof(T));
+    UNROLL for (int s = 1; s < kernel; s++) sum += NAME(load_up_to)(x + i + s, here);
+    NAME(store_up_to)(y + i, sum * ALL(scale), here, stream);
+  }
+}
+
+/* Windows of many fours: fours become eights, sixteens, ... in place, and `sums` collects those that the
+ * window's length is made of, smallest first. */
+static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, const T *tail,
+                                    int singles, int64_t count, C scale, bool stream) {
+  for (int64_t i = 0; i < count; i++) {
+    C sum = 0;
+    for (int s = 0; s < singles; s++) sum += GET(tail + i + s);
+    sums[i] = sum;
+  }
+  int64_t offset = 0, valid = count + 4 * (quads - 1); /* how many of `fours` are sums still */
+  for (int64_t size = 4; quads; size *= 2, quads /= 2) {
+    if (quads & 1) {
+      for (int64_t i = 0; i < count; i++) sums[i] += fours[i + offset];
+      offset += size;
+    }
+    valid -= size;
+    for (int64_t i = 0; quads > 1 && i < valid; i++) fours[i] += fours[i + size];
+  }
+  for (int64_t i = 0; i < count; i += W) {
+    NAME(store_up_to)(y + i, LOADC(sums + i) * ALL(scale), count - i, stream);
+  }
+}
+
+/* y[i] = (x[i] + ... + x[i + kernel - 1]) * scale for i in 0..count, at most a tile of them. scratch has
+ * room for two times (a tile + kernel + 64) sums. y is aligned for whole vectors if `stream`. */
+static void NAME(sum_tile)(T *y, const T *x, int64_t kernel, int64_t count, C scale, C *scratch,
+                           bool stream) {
+  const int64_t quads = kernel / 4;
+  const int singles = (int)(kernel % 4);
+  const T *tail = x + 4 * quads;
+#define CASE(q, s)                                                              \
+  if (ONEPASS_HAS_STREAMS && stream) {                                          \
+    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, true);           \
+  } else {                                                                      \
+    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, false);          \
+  }                                                                             \
+  return
+#define SMALL_CASE(k)                                                           \
+  if (ONEPASS_HAS_STREAMS && stream) {                                          \
+    NAME(sum_small_windows)(y, x, k, count, scale, true);                       \
+  } else {                                                                      \
+    NAME(sum_small_windows)(y, x, k, count, scale, false);                      \
+  }                                                                             \
+  return
+  if (kernel == 1) { SMALL_CASE(1); }
+  if (kernel == 2) { SMALL_CASE(2); }
+  if (kernel == 3) { SMALL_CASE(3); }
+  NAME(sum_fours)(scratch, x, count + 4 * (quads - 1));
+  if (quads == 1 && singles == 0) { CASE(1, 0); }
+  if (quads == 1 && singles == 1) { CASE(1, 1); }
+  if (quads == 1 && singles == 2) { CASE(1, 2); }
+  if (quads == 1 && singles == 3) { CASE(1, 3); }
+  if (quads == 2 && singles == 0) { CASE(2, 0); }
+  if (quads == 2 && singles == 1) { CASE(2, 1); }
+  if (quads == 4 && singles == 0) { CASE(4, 0); }
+#undef CASE
+#undef SMALL_CASE
+  C *sums = scratch + ONEPASS_POOL_TILE + kernel + 64;
+  NAME(sum_large_windows)(y, scratch, sums, quads, tail, singles, count, scale, stream);
+}
+
+/* The sum of one window by itself, in 32 lanes and then, every 4096 elements, in double. */
+static double NAME(sum_window)(const T *x, int64_t count) {
+  enum { LANES = 32, CHUNK = 4096 };
+  double total = 0;
+  int64_t i = 0;
+  while (count - i >= LANES) {
+    const int64_t end = (count - i < CHUNK ? i + (count - i) / LANES * LANES : i + CHUNK);
+    V sums[LANES / W] = {0};
+    for (; i < end; i += LANES) {
+      UNROLL for (int j = 0; j < LANES / W; j++) sums[j] += LOAD(x + i + j * W);
+    }
+    C lane[LANES];
+    memcpy(lane, sums, sizeof lane);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    total += (double)lane[0];
+  }
+  for (; i < count; i++) total += (double)GET(x + i);
+  return total;
+}

@@ -1,0 +1,204 @@
+/* Parts of lines, forward and backward, for one element type; after cpu_sums.h, see cpu_kernels.c.
+ *
+ * Three ways, from the fastest to the most general:
+ *   dense    stride 1, windows (or, backward, gathers) wholly inside a dense line: straight from memory
+ *   tiled    a piece of the line is laid out as sums with its padding and gaps, and windows are summed there
+ *   wide     windows too large for a tile: one by one */
+
+/* Outputs begin..end of a line whose windows start at x + begin and so on, all inside. */
+static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t end, C *scratch,
+                        bool stream) {
+  const C scale = (C)(1.0 / (double)kernel);
+  const int64_t unaligned =
+      (int64_t)((W * sizeof(T) - (uintptr_t)(y + begin) % (W * sizeof(T))) % (W * sizeof(T)) /
+                sizeof(T));
+  int64_t i = begin;
+  if (unaligned && unaligned < end - i) {
+    NAME(sum_tile)(y + i, x + i, kernel, unaligned, scale, scratch, false);
+    i += unaligned;
+  }
+  for (; i < end; i += ONEPASS_POOL_TILE) {
+    const int64_t count = end - i < ONEPASS_POOL_TILE ? end - i : ONEPASS_POOL_TILE;
+    NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && unaligned < end - begin);
+  }
+  if (stream) end_streams();
+}
+
+/* The sums of `count` windows `stride` apart that start with `laid_out`, into `sums`. */
+static void NAME(sum_laid_out)(C *sums, const C *laid_out, int64_t kernel, int64_t stride,
+                               int64_t count, C *scratch) {
+  if (stride >= REDUCED_ONE_BY_ONE) {
+    for (int64_t o = 0; o < count; o++) {
+      sums[o] = (C)OF_SUM(sum_window)(laid_out + o * stride, kernel);
+    }
+    return;
+  }
+  const int64_t positions = (count - 1) * stride + 1;
+  for (int64_t i = 0; i < positions; i += ONEPASS_POOL_TILE) {
+    const int64_t some = positions - i < ONEPASS_POOL_TILE ? positions - i : ONEPASS_POOL_TILE;
+    OF_SUM(sum_tile)(sums + i, laid_out + i, kernel, some, 1, scratch, false);
+  }
+  for (int64_t o = 1; o < count; o++) sums[o] = sums[o * stride];
+}
+
+/* Elements begin..end of a line as sums, zeros where it has none. */
+static void NAME(lay_out)(C *to, const T *line, int64_t step, int64_t length, int64_t begin,
+                          int64_t end) {
+  int64_t i = begin;
+  for (; i < end && i < 0; i++) to[i - begin] = 0;
+  const int64_t inside = end < length ? end : length;
+  if (step == 1) {
+    for (; i + W <= inside; i += W) STOREC(to + (i - begin), LOAD(line + i), false);
+  }
+  for (; i < inside; i++) to[i - begin] = GET(line + i * step);
+  for (; i < end; i++) to[i - begin] = 0;
+}
+
+/* How many outputs `stride` apart fit in a tile (or, past its size, in a window's worth). */
+static int64_t NAME(outputs_in_tile)(const onepass_pool_problem *p, int64_t stride) {
+  const int64_t room = p->kernel > ONEPASS_POOL_TILE ? p->kernel : ONEPASS_POOL_TILE;
+  return (room - 1) / stride + 1;
+}
+
+/* Scratch, in sums: the piece laid out, then its window sums, then two buffers for sum_tile. */
+static C *NAME(part_of)(const onepass_pool_problem *p, void *scratch, int part) {
+  const int64_t room = p->kernel > ONEPASS_POOL_TILE ? p->kernel : ONEPASS_POOL_TILE;
+  return (C *)scratch + part * (room + p->kernel + 64);
+}
+
+static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end,
+                        void *scratch) {
+  C *laid_out = NAME(part_of)(p, scratch, 0), *sums = NAME(part_of)(p, scratch, 1);
+  const int64_t most = NAME(outputs_in_tile)(p, p->stride);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = end - first < most ? end - first : most;
+    const int64_t start = first * p->stride - p->padding;
+    NAME(lay_out)(laid_out, x, p->long_step, p->length, start,
+                  start + (count - 1) * p->stride + p->kernel);
+    NAME(sum_laid_out)(sums, laid_out, p->kernel, p->stride, count, NAME(part_of)(p, scratch, 2));
+    for (int64_t o = 0; o < count; o++) {
+      const C divisor = (C)onepass_window_of(p, first + o).divisor;
+      PUT(y + (first + o) * p->pooled_step, sums[o] / divisor);
+    }
+  }
+}
+
+static void NAME(wide)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end) {
+  for (int64_t o = begin; o < end; o++) {
+    const onepass_window window = onepass_window_of(p, o);
+    double sum = 0;
+    if (p->long_step == 1) {
+      sum = NAME(sum_window)(x + window.begin, window.end - window.begin);
+    } else {
+      for (int64_t i = window.begin; i < window.end; i++) {
+        sum += (double)GET(x + i * p->long_step);
+      }
+    }
+    PUT(y + o * p->pooled_step, (C)(sum / (double)window.divisor));
+  }
+}
+
+ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x, int64_t begin,
+                          int64_t end, void *scratch) {
+  if (p->kernel > ONEPASS_POOL_WIDEST_TILED) {
+    NAME(wide)(p, y, x, begin, end);
+    return;
+  }
+  if (p->stride > 1 || p->long_step != 1 || p->pooled_step != 1) {
+    NAME(tiled)(p, y, x, begin, end, scratch);
+    return;
+  }
+  /* Outputs first..last have their window inside the line. */
+  const int64_t first = NAME(clamp)(p->padding, begin, end);
+  const int64_t last = NAME(clamp)(p->length + p->padding - p->kernel + 1, first, end);
+  NAME(tiled)(p, y, x, begin, first, scratch);
+  if (first < last) {
+    NAME(dense)(y, (const T *)x - p->padding, p->kernel, first, last, scratch, p->stream);
+  }
+  NAME(tiled)(p, y, x, last, end, scratch);
+}
+
+/* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i -------------------- */
+
+/* dy with its divisors applied and spread out to where its windows start: at[t - begin] is the gradient of
+ * the window that starts at t - padding, 0 if none does. */
+static void NAME(spread)(const onepass_pool_problem *p, C *at, const T *dy, int64_t begin,
+                         int64_t end) {
+  for (int64_t t = begin; t < end; t++) at[t - begin] = 0;
+  const int64_t first = begin <= 0 ? 0 : (begin + p->stride - 1) / p->stride;
+  for (int64_t o = first; o < p->pooled && o * p->stride < end; o++) {
+    at[o * p->stride - begin] =
+        GET(dy + o * p->pooled_step) / (C)onepass_window_of(p, o).divisor;
+  }
+}
+
+static void NAME(tiled_backward)(const onepass_pool_problem *p, T *dx, const T *dy, int64_t begin,
+                                 int64_t end, void *scratch) {
+  C *laid_out = NAME(part_of)(p, scratch, 0), *sums = NAME(part_of)(p, scratch, 1);
+  const int64_t most = NAME(outputs_in_tile)(p, 1);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = end - first < most ? end - first : most;
+    /* The windows that hold element i start, counting the padding, at i + padding - kernel + 1 or later. */
+    const int64_t start = first + p->padding - p->kernel + 1;
+    NAME(spread)(p, laid_out, dy, start, start + count + p->kernel - 1);
+    NAME(sum_laid_out)(sums, laid_out, p->kernel, 1, count, NAME(part_of)(p, scratch, 2));
+    for (int64_t i = 0; i < count; i++) PUT(dx + (first + i) * p->long_step, sums[i]);
+  }
+}
+
+static void NAME(wide_backward)(const onepass_pool_problem *p, T *dx, const T *dy, int64_t begin,
+                                int64_t end) {
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t before = i + p->padding - p->kernel; /* windows that start here have ended */
+    double sum = 0;
+    for (int64_t o = before < 0 ? 0 : before / p->stride + 1; o < p->pooled; o++) {
+      const onepass_window window = onepass_window_of(p, o);
+      if (window.begin > i) break;
+      sum += (double)GET(dy + o * p->pooled_step) / (double)window.divisor;
+    }
+    PUT(dx + i * p->long_step, (C)sum);
+  }
+}
+
+static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *dy, int64_t begin,
+                           int64_t end, void *scratch) {
+  if (p->kernel > ONEPASS_POOL_WIDEST_TILED) {
+    NAME(wide_backward)(p, dx, dy, begin, end);
+    return;
+  }
+  if (p->stride > 1 || p->long_step != 1 || p->pooled_step != 1) {
+    NAME(tiled_backward)(p, dx, dy, begin, end, scratch);
+    return;
+  }
+  /* Outputs whose divisor is the kernel, and the elements that only those hold. */
+  const int64_t edge = p->count_include_pad ? 0 : p->padding;
+  const int64_t full_end = p->count_include_pad ? p->pooled : p->length + p->padding - p->kernel + 1;
+  const int64_t reach = p->kernel - 1 - p->padding; /* element i is held from output i - reach on */
+  const int64_t first = NAME(clamp)(edge + reach, begin, end);
+  const int64_t last = NAME(clamp)(full_end - p->padding, first, end);
+  NAME(tiled_backward)(p, dx, dy, begin, first, scratch);
+  if (first < last) {
+    NAME(dense)(dx, (const T *)dy - reach, p->kernel, first, last, scratch, p->stream);
+  }
+  NAME(tiled_backward)(p, dx, dy, last, end, scratch);
+}
+
+#undef NAME
+#undef OF_SUM
+#undef T
+#undef C
+#undef V
+#undef W
+#undef LOAD
+#undef LOADC
+#undef STORE
+#undef STOREC
+#undef ALL
+#undef ON1
+#undef ON2
+#undef GET
+#undef PUT
