@@ -329,6 +329,16 @@ onepass_walk onepass_walk_axes(const onepass_layouts *layouts, unsigned roles, u
   return walk;
 }
 
+int64_t onepass_walk_offset_of_many_axes(const onepass_walk *walk, onepass_role role,
+                                         int64_t position) {
+  int64_t offset = 0;
+  for (int axis = walk->ndim - 1; axis > 0; axis--) {
+    offset += position % walk->size[axis] * walk->stride[role][axis];
+    position /= walk->size[axis];
+  }
+  return offset + position * walk->stride[role][0];
+}
+
 onepass_walk onepass_walk_without(const onepass_walk *walk, int axis) {
   onepass_walk rest = *walk;
   rest.ndim--;

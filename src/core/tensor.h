@@ -103,14 +103,13 @@ onepass_walk onepass_walk_axes(const onepass_layouts *layouts, unsigned roles, u
 /* Take one axis out of a walk, for a kernel that goes along it by itself. */
 onepass_walk onepass_walk_without(const onepass_walk *walk, int axis);
 
+int64_t onepass_walk_offset_of_many_axes(const onepass_walk *walk, onepass_role role,
+                                         int64_t position);
+
 static inline int64_t onepass_walk_offset(const onepass_walk *walk, onepass_role role,
                                           int64_t position) {
-  int64_t offset = 0;
-  for (int axis = walk->ndim - 1; axis > 0; axis--) {
-    offset += position % walk->size[axis] * walk->stride[role][axis];
-    position /= walk->size[axis];
-  }
-  return walk->ndim ? offset + position * walk->stride[role][0] : 0;
+  if (walk->ndim > 1) return onepass_walk_offset_of_many_axes(walk, role, position);
+  return position * walk->stride[role][0]; /* without axes the only position is 0 */
 }
 
 /* Whether a role's elements on this walk lie one after the other. */

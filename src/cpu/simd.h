@@ -33,6 +33,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define NEVER_INLINE  static __attribute__((noinline))
 #define UNROLL        _Pragma("GCC unroll 32")
+#define UNROLL_4      _Pragma("GCC unroll 4")
 
 typedef float f32v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
 typedef double f64v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
@@ -70,7 +71,7 @@ ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
   return (f64v)((i64v)v & (lanes < count));
 }
 
-/* ---- Lanes n.. of a and then of b: what is n elements further on ------------------------------------ */
+/* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector ---------------- */
 
 #if defined(__clang__)
 #define PICK_(a, b, mask_type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -83,21 +84,33 @@ ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
 #define FROM_16(n) FROM_8(n), FROM_8(n + 8)
 ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, FROM_16(1)); }
 ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, FROM_16(2)); }
+ALWAYS_INLINE f32v on4_f32(f32v a, f32v b) { return PICK_(a, b, i32v, FROM_16(4)); }
 ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, FROM_8(1)); }
 ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) { return PICK_(a, b, i64v, FROM_8(2)); }
+ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) { return PICK_(a, b, i64v, FROM_8(4)); }
 #elif ONEPASS_VECTOR_BYTES == 32
 ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 1, 2, 3, 4, 5, 6, 7, 8); }
 ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 2, 3, 4, 5, 6, 7, 8, 9); }
+ALWAYS_INLINE f32v on4_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 4, 5, 6, 7, 8, 9, 10, 11); }
 ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 1, 2, 3, 4); }
 ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 2, 3, 4, 5); }
+ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) {
+  (void)a;
+  return b;
+}
 #else
 ALWAYS_INLINE f32v on1_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 1, 2, 3, 4); }
 ALWAYS_INLINE f32v on2_f32(f32v a, f32v b) { return PICK_(a, b, i32v, 2, 3, 4, 5); }
+ALWAYS_INLINE f32v on4_f32(f32v a, f32v b) {
+  (void)a;
+  return b;
+}
 ALWAYS_INLINE f64v on1_f64(f64v a, f64v b) { return PICK_(a, b, i64v, 1, 2); }
 ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) {
   (void)a;
   return b;
 }
+ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) { return a + b; } /* too far for two lanes; never called */
 #endif
 
 /* ---- |v|, and s with v's sign or 0 where v is 0 ---------------------------------------------------- */
@@ -145,8 +158,41 @@ ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) { return a * b + c; }
 ALWAYS_INLINE f32v load_f32(const float *p) { return *(const f32v_any *)p; }
 ALWAYS_INLINE f64v load_f64(const double *p) { return *(const f64v_any *)p; }
 
+/* Compilers turn generic conversions between 16 and 32 bits into one move a lane, so these are spelled. */
+ALWAYS_INLINE u32v widen(u16v v) {
+#if defined(__AVX512F__)
+  return (u32v)_mm512_cvtepu16_epi32((__m256i)v);
+#elif defined(__AVX2__)
+  return (u32v)_mm256_cvtepu16_epi32((__m128i)v);
+#elif defined(__SSE2__)
+  const __m128i low = _mm_cvtsi64_si128((long long)v);
+  return (u32v)_mm_unpacklo_epi16(low, _mm_setzero_si128());
+#elif defined(__ARM_NEON)
+  return (u32v)vmovl_u16((uint16x4_t)v);
+#else
+  return __builtin_convertvector(v, u32v);
+#endif
+}
+
+ALWAYS_INLINE u16v narrow(u32v v) { /* every lane is below 2^16 */
+#if defined(__AVX512F__)
+  return (u16v)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);
+  return (u16v)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 8));
+#elif defined(__SSE2__)
+  /* Packing saturates signed numbers: move the range to -2^15..2^15 and back. */
+  const __m128i low = _mm_srai_epi32(_mm_slli_epi32((__m128i)v, 16), 16);
+  return (u16v)_mm_cvtsi128_si64(_mm_packs_epi32(low, low));
+#elif defined(__ARM_NEON)
+  return (u16v)vmovn_u32((uint32x4_t)v);
+#else
+  return __builtin_convertvector(v, u16v);
+#endif
+}
+
 ALWAYS_INLINE f32v load_bf16(const uint16_t *p) {
-  return (f32v)(__builtin_convertvector(*(const u16v_any *)p, u32v) << 16);
+  return (f32v)(widen(*(const u16v_any *)p) << 16);
 }
 
 ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
@@ -169,7 +215,7 @@ ALWAYS_INLINE u16v round_bf16(f32v v) {
   const u32v bits = (u32v)v, high = bits >> 16;
   const u32v nearest = (bits + 0x7fff + (high & 1)) >> 16;
   const u32v is_nan = (u32v)(v != v);
-  return __builtin_convertvector((nearest & ~is_nan) | ((high | 0x40) & is_nan), u16v);
+  return narrow((nearest & ~is_nan) | ((high | 0x40) & is_nan));
 }
 
 ALWAYS_INLINE u16v round_f16(f32v v) {

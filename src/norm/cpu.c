@@ -592,7 +592,7 @@ static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   double *scratch = (double *)scratch_for(w, worker);
   for (int64_t task = begin; task < end; task++) {
     const int64_t first = task % strips * p->strip, width = least(p->strip, lanes - first);
-    char *at[ONEPASS_ROLE_COUNT];
+    char *at[ONEPASS_ROLE_COUNT] = {NULL};
     for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
       if (!(w->plan->layouts.present & whole_roles & ONEPASS_BIT(role))) continue;
       at[role] = onepass_buffer(&w->buffers, role) +

@@ -12,15 +12,18 @@ enum { ONEPASS_NORM_CHUNK = 4096, ONEPASS_NORM_BACKWARD_CHUNK = 1024 };
 /* The merged sums of a row, or those of one chunk.
  *             forward               backward
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
- *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g z    c: sum of z
- *             b: sum of (x - mean)²    where z = (x - saved mean) * rstd */
+ *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or where the mean is far from 0
+ *             b: sum of (x - mean)²                       b: sum of g z    c: sum of z
+ *                                                         with z = (x - saved mean) * rstd */
 typedef struct onepass_row_sums {
   double a, b, c;
 } onepass_row_sums;
 
-/* What forward does to the elements of a row: y = ((x - shift) * scale + offset) * weight + bias. */
+/* What forward does to the elements of a row: y = (x * scale + offset) * weight + bias, where the mean is
+ * not far from 0, or else, `centered`, y = ((x - shift) * scale + offset) * weight + bias. */
 typedef struct onepass_row_scale {
   double shift, scale, offset;
+  bool centered;
   double denominator; /* ABS */
   double mean, rstd;  /* MOMENTS: to be saved */
   bool exact;         /* ABS: scale would not be a normal number: divide in double instead */
@@ -28,12 +31,13 @@ typedef struct onepass_row_scale {
 
 /* What backward does to them.
  *   ABS       dx = dy * scale - sign(x) * slope
- *   MOMENTS   z = (x - mean) * rstd + offset,  dx = (dy w) * rstd + z * by_z + constant */
+ *   MOMENTS   z = x * rstd + offset or, centered, (x - mean) * rstd + offset,
+ *             dx = (dy w) * rstd + z * by_z + constant */
 typedef struct onepass_row_gradient {
   double scale, slope;
   double denominator;
   double mean, rstd, offset, by_z, constant;
-  bool exact;
+  bool exact, centered;
 } onepass_row_gradient;
 
 typedef struct onepass_norm_kernels {
@@ -100,6 +104,12 @@ static inline bool onepass_needs_division(onepass_type sums_type, double denomin
 
 double onepass_rstd(double squares, double count, double eps);
 
+/* Whether a mean is so many deviations from 0 that it must be subtracted before anything is rounded. */
+static inline bool onepass_is_far(double mean, double rstd) {
+  const double ratio = mean * rstd;
+  return !(ratio <= 2 && ratio >= -2);
+}
+
 /* The value of x rounded to the type of sums. */
 static inline double onepass_round_to_sums(onepass_type sums_type, double x) {
   return sums_type == ONEPASS_TYPE_F64 ? x : (double)(float)x;
@@ -117,9 +127,14 @@ static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *pr
   } else {
     row.mean = sums.a;
     row.rstd = row.scale = onepass_rstd(sums.b, n, problem->eps);
-    /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
-    row.shift = onepass_round_to_sums(sums_type, sums.a);
-    row.offset = (row.shift - sums.a) * row.rstd;
+    row.centered = onepass_is_far(row.mean, row.rstd);
+    if (row.centered) {
+      /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
+      row.shift = onepass_round_to_sums(sums_type, row.mean);
+      row.offset = (row.shift - row.mean) * row.rstd;
+    } else {
+      row.offset = -row.mean * row.rstd;
+    }
   }
   return row;
 }
@@ -138,8 +153,11 @@ static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_pr
   } else {
     row.mean = mean;
     row.rstd = rstd;
-    row.offset = -sums.c / n; /* the mean of z would be 0 had the saved mean not been rounded */
-    row.by_z = -rstd * (sums.b + row.offset * sums.a) / n;
+    row.centered = onepass_is_far(mean, rstd);
+    /* The mean of z would be 0 had the saved mean not been rounded, which matters if it is far from 0. */
+    row.offset = row.centered ? -sums.c / n : -mean * rstd;
+    const double dot = row.centered ? sums.b + row.offset * sums.a : rstd * (sums.b - mean * sums.a);
+    row.by_z = -rstd * dot / n;
     row.constant = -rstd * sums.a / n;
   }
   return row;

@@ -23,29 +23,30 @@ typedef struct NAME(gradient) {
   V mean, rstd, offset, by_z, constant; /* MOMENTS */
 } NAME(gradient);
 
-ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool has_weight,
-                                         NAME(products) *sums, const NAME(saved) *saved, const T *x,
-                                         const T *dy, const WT *weight, const bool partial,
-                                         int64_t count) {
+ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
+                                         const bool has_weight, NAME(products) *sums,
+                                         const NAME(saved) *saved, const T *x, const T *dy,
+                                         const WT *weight, const bool partial, int64_t count) {
+  V v[U], g[U];
+  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
+  UNROLL for (int j = 0; j < U; j++) g[j] = LOAD(dy + j * W);
   UNROLL for (int j = 0; j < U; j++) {
-    const V v = LOAD(x + j * W);
-    V g = LOAD(dy + j * W);
     if (statistic == ONEPASS_STATISTIC_ABS) {
-      sums->a[j] += ABS(v);
-      sums->b[j] = FMA(g, v, sums->b[j]);
+      sums->a[j] += ABS(v[j]);
+      sums->b[j] = FMA(g[j], v[j], sums->b[j]);
     } else {
-      V z = (v - saved->mean) * saved->rstd;
-      if (partial) z = FIRST(z, count - j * W);
-      if (has_weight) g *= LOADW(weight + j * W);
-      sums->a[j] += g;
-      sums->b[j] = FMA(g, z, sums->b[j]);
-      sums->c[j] += z;
+      if (has_weight) g[j] *= LOADW(weight + j * W);
+      if (centered) v[j] = (v[j] - saved->mean) * saved->rstd;
+      if (centered && partial) v[j] = FIRST(v[j], count - j * W);
+      sums->a[j] += g[j];
+      sums->b[j] = FMA(g[j], v[j], sums->b[j]);
+      if (centered) sums->c[j] += v[j];
     }
   }
 }
 
-NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool has_weight,
-                                             NAME(products) *sums, const NAME(saved) *saved,
+NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool centered,
+                                             bool has_weight, NAME(products) *sums, const NAME(saved) *saved,
                                              const T *x, const T *dy, const WT *weight,
                                              int64_t count) {
   T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0};
@@ -53,33 +54,35 @@ NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool h
   memcpy(own_x, x, (size_t)count * sizeof(T));
   memcpy(own_dy, dy, (size_t)count * sizeof(T));
   if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
-  NAME(gather_products)(statistic, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
+  NAME(gather_products)(statistic, centered, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
 }
 
-ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool has_weight,
-                                        const bool sum_weights, const bool stream,
-                                        const NAME(gradient) *r, T *dx, const T *x, const T *dy,
-                                        const WT *weight, C *dweight, C *dbias) {
+ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool centered,
+                                        const bool has_weight, const bool sum_weights,
+                                        const bool stream, const NAME(gradient) *r, T *dx,
+                                        const T *x, const T *dy, const WT *weight, C *dweight,
+                                        C *dbias) {
+  V v[U], d[U];
+  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
+  UNROLL for (int j = 0; j < U; j++) d[j] = LOAD(dy + j * W);
   UNROLL for (int j = 0; j < U; j++) {
-    const V v = LOAD(x + j * W), d = LOAD(dy + j * W);
-    V result;
     if (statistic == ONEPASS_STATISTIC_ABS) {
-      result = d * r->scale - SIGNED(r->slope, v);
+      v[j] = d[j] * r->scale - SIGNED(r->slope, v[j]);
     } else {
-      const V z = FMA(v - r->mean, r->rstd, r->offset);
-      const V g = has_weight ? d * LOADW(weight + j * W) : d;
-      result = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
+      const V z = FMA(centered ? v[j] - r->mean : v[j], r->rstd, r->offset);
+      const V g = has_weight ? d[j] * LOADW(weight + j * W) : d[j];
       if (sum_weights) {
-        STOREC(dweight + j * W, FMA(d, z, LOADC(dweight + j * W)), false);
-        STOREC(dbias + j * W, d + LOADC(dbias + j * W), false);
+        STOREC(dweight + j * W, FMA(d[j], z, LOADC(dweight + j * W)), false);
+        STOREC(dbias + j * W, d[j] + LOADC(dbias + j * W), false);
       }
+      v[j] = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
     }
-    STORE(dx + j * W, result, stream);
   }
+  UNROLL for (int j = 0; j < U; j++) STORE(dx + j * W, v[j], stream);
 }
 
-NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool has_weight,
-                                            bool sum_weights, const NAME(gradient) *r, T *dx,
+NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
+                                            bool has_weight, bool sum_weights, const NAME(gradient) *r, T *dx,
                                             const T *x, const T *dy, const WT *weight, C *dweight,
                                             C *dbias, int64_t count) {
   T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0}, own_dx[BLOCK];
@@ -91,7 +94,7 @@ NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool ha
   if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
   if (sum_weights) memcpy(own_dweight, dweight, sums_size);
   if (sum_weights) memcpy(own_dbias, dbias, sums_size);
-  NAME(apply_gradient)(statistic, has_weight, sum_weights, false, r, own_dx, own_x, own_dy,
+  NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, false, r, own_dx, own_x, own_dy,
                        own_weight, own_dweight, own_dbias);
   memcpy(dx, own_dx, (size_t)count * sizeof(T));
   if (sum_weights) memcpy(dweight, own_dweight, sums_size);
@@ -99,26 +102,26 @@ NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool ha
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statistic statistic,
+                                                           const bool centered,
                                                            const bool has_weight, const T *x,
                                                            const T *dy, const WT *weight, C mean,
                                                            C rstd, int64_t count) {
   NAME(products) sums = {0};
-  const NAME(saved) saved = {ALL(mean), ALL(rstd)};
+  const NAME(saved) given = {ALL(mean), ALL(rstd)}, saved = given; /* saved stays in registers */
   int64_t i = 0;
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_ahead(x + i, BLOCK * sizeof(T));
     prefetch_ahead(dy + i, BLOCK * sizeof(T));
-    NAME(gather_products)(statistic, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i), false,
-                          0);
+    NAME(gather_products)(statistic, centered, has_weight, &sums, &saved, x + i, dy + i,
+                          WEIGHT_AT(i), false, 0);
   }
   NAME(products) all = sums; /* sums itself must not have its address taken */
   if (i < count) {
-    const NAME(saved) own = {ALL(mean), ALL(rstd)};
-    NAME(gather_products_rest)(statistic, has_weight, &all, &own, x + i, dy + i, WEIGHT_AT(i),
-                               count - i);
+    NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given, x + i, dy + i,
+                               WEIGHT_AT(i), count - i);
   }
   return (onepass_row_sums){(double)NAME(fold)(all.a, U), (double)NAME(fold)(all.b, U),
-                            (double)NAME(fold)(all.c, U)};
+                            centered ? (double)NAME(fold)(all.c, U) : 0};
 }
 
 ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) {
@@ -138,9 +141,9 @@ static void NAME(divide_gradient)(T *dx, const T *x, const T *dy, int64_t count,
 }
 
 ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
-                                              const bool has_weight, const bool sum_weights,
-                                              const bool stream, const onepass_row_gradient *row,
-                                              T *dx, const T *x, const T *dy, const WT *weight,
+                                              const bool centered, const bool has_weight,
+                                              const bool sum_weights, const bool stream,
+                                              const onepass_row_gradient *row, T *dx, const T *x, const T *dy, const WT *weight,
                                               C *dweight, C *dbias, int64_t count) {
   if (statistic == ONEPASS_STATISTIC_ABS && row->exact) {
     NAME(divide_gradient)(dx, x, dy, count, row);
@@ -150,15 +153,15 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
   const int64_t head = stream || count >= 8 * BLOCK ? NAME(to_alignment)(dx) : 0;
   int64_t i = head < count ? head : count;
   if (i) {
-    NAME(apply_gradient_rest)(statistic, has_weight, sum_weights, &given, dx, x, dy, weight, dweight,
+    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight,
                               dbias, i);
   }
   for (; i + BLOCK <= count; i += BLOCK) {
-    NAME(apply_gradient)(statistic, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i,
+    NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i,
                          WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
   }
   if (i < count) {
-    NAME(apply_gradient_rest)(statistic, has_weight, sum_weights, &given, dx + i, x + i, dy + i,
+    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i,
                               WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
   }
 }
@@ -167,33 +170,43 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
 
 static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy, const void *weight,
                                                   double mean, double rstd, int64_t count) {
-  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_ABS, false, x, dy, weight, (C)mean, (C)rstd,
-                                     count);
+  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_ABS, false, false, x, dy, weight, (C)mean,
+                                     (C)rstd, count);
 }
 
 static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void *dy,
                                                       const void *weight, double mean, double rstd,
                                                       int64_t count) {
-  return weight ? NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, true, x, dy, weight,
-                                              (C)mean, (C)rstd, count)
-                : NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, false, x, dy, NULL,
-                                              (C)mean, (C)rstd, count);
+#define GATHER(centered, has_weight)                                                       \
+  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, centered, has_weight, x, dy, \
+                                     weight, (C)mean, (C)rstd, count)
+  if (onepass_is_far(mean, rstd)) {
+    if (weight) GATHER(true, true);
+    GATHER(true, false);
+  }
+  if (weight) GATHER(false, true);
+  GATHER(false, false);
+#undef GATHER
 }
 
-#define WITH_CONSTANT_STREAM(statistic, has_weight, sum_weights)                              \
-  if (ONEPASS_HAS_STREAMS && p->stream) {                                                     \
-    NAME(apply_gradient_chunk)(statistic, has_weight, sum_weights, true, row, dx, x, dy,      \
-                               weight, dweight, dbias, count);                                \
-    end_streams();                                                                            \
-  } else {                                                                                    \
-    NAME(apply_gradient_chunk)(statistic, has_weight, sum_weights, false, row, dx, x, dy,     \
-                               weight, dweight, dbias, count);                                \
+#define WITH_CONSTANT_STREAM(...)                                                              \
+  if (ONEPASS_HAS_STREAMS && p->stream) {                                                      \
+    NAME(apply_gradient_chunk)(__VA_ARGS__, true, row, dx, x, dy, weight, dweight, dbias, count); \
+    end_streams();                                                                             \
+  } else {                                                                                     \
+    NAME(apply_gradient_chunk)(__VA_ARGS__, false, row, dx, x, dy, weight, dweight, dbias, count); \
+  }
+#define WITH_CONSTANT_CENTERED(...)                                     \
+  if (row->centered) {                                                  \
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, __VA_ARGS__)  \
+  } else {                                                              \
+    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, __VA_ARGS__) \
   }
 
 static void NAME(apply_backward_abs)(const onepass_norm_problem *p, const onepass_row_gradient *row,
                                      void *dx, const void *x, const void *dy, const void *weight,
                                      void *dweight, void *dbias, int64_t count) {
-  WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_ABS, false, false)
+  WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_ABS, false, false, false)
 }
 
 static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
@@ -201,16 +214,17 @@ static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
                                          const void *dy, const void *weight, void *dweight,
                                          void *dbias, int64_t count) {
   if (weight && dweight) {
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, true)
+    WITH_CONSTANT_CENTERED(true, true)
   } else if (weight) {
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, false)
+    WITH_CONSTANT_CENTERED(true, false)
   } else if (dweight) {
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, true)
+    WITH_CONSTANT_CENTERED(false, true)
   } else {
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, false)
+    WITH_CONSTANT_CENTERED(false, false)
   }
 }
 
+#undef WITH_CONSTANT_CENTERED
 #undef WITH_CONSTANT_STREAM
 #undef WEIGHT_AT
 #undef SUMS_AT

@@ -18,127 +18,158 @@ typedef struct NAME(scale) {
   V shift, scale, offset;
 } NAME(scale);
 
-ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, NAME(lanes) *lanes,
-                                      const T *x, V shift, const bool partial, int64_t count) {
+/* centered: sums of deviations from `shift`, otherwise of the elements themselves. */
+ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const bool centered,
+                                      NAME(lanes) *lanes, const T *x, V shift, const bool partial,
+                                      int64_t count) {
+  V v[U];
+  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
   UNROLL for (int j = 0; j < U; j++) {
-    const V v = LOAD(x + j * W);
     if (statistic == ONEPASS_STATISTIC_ABS) {
-      lanes->a[j] += ABS(v);
+      lanes->a[j] += ABS(v[j]);
     } else {
-      V d = v - shift;
-      if (partial) d = FIRST(d, count - j * W);
-      lanes->a[j] += d;
-      lanes->b[j] = FMA(d, d, lanes->b[j]);
+      if (centered) v[j] -= shift;
+      if (centered && partial) v[j] = FIRST(v[j], count - j * W);
+      lanes->a[j] += v[j];
+      lanes->b[j] = FMA(v[j], v[j], lanes->b[j]);
     }
   }
 }
 
 /* Once a row at most, so the choice of loop is made at run time to keep the code small. */
-NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, NAME(lanes) *lanes, const T *x,
-                                    C near, int64_t count) {
+NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) *lanes,
+                                    const T *x, C shift, int64_t count) {
   T block[BLOCK] = {0};
   memcpy(block, x, (size_t)count * sizeof(T));
-  NAME(gather_block)(statistic, lanes, block, ALL(near), true, count);
+  NAME(gather_block)(statistic, centered, lanes, block, ALL(shift), true, count);
 }
 
 /* affine: 1 weight, 2 bias, 3 both, 0 neither. */
-ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const int affine,
-                                     const bool stream, const NAME(scale) *s, T *y, const T *x,
-                                     const WT *weight, const WT *bias) {
+ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bool centered,
+                                     const int affine, const bool stream, const NAME(scale) *s,
+                                     T *y, const T *x, const WT *weight, const WT *bias) {
+  V v[U];
+  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
   UNROLL for (int j = 0; j < U; j++) {
-    V v = LOAD(x + j * W);
     if (statistic == ONEPASS_STATISTIC_ABS) {
-      v *= s->scale;
+      v[j] *= s->scale;
     } else {
-      v = FMA(v - s->shift, s->scale, s->offset);
-      if (affine == 3) v = FMA(v, LOADW(weight + j * W), LOADW(bias + j * W));
-      if (affine == 1) v *= LOADW(weight + j * W);
-      if (affine == 2) v += LOADW(bias + j * W);
+      v[j] = FMA(centered ? v[j] - s->shift : v[j], s->scale, s->offset);
+      if (affine == 3) v[j] = FMA(v[j], LOADW(weight + j * W), LOADW(bias + j * W));
+      if (affine == 1) v[j] *= LOADW(weight + j * W);
+      if (affine == 2) v[j] += LOADW(bias + j * W);
     }
-    STORE(y + j * W, v, stream);
   }
+  UNROLL for (int j = 0; j < U; j++) STORE(y + j * W, v[j], stream);
 }
 
-NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, int affine, const NAME(scale) *s,
-                                   T *y, const T *x, const WT *weight, const WT *bias,
-                                   int64_t count) {
+NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
+                                   const NAME(scale) *s, T *y, const T *x, const WT *weight,
+                                   const WT *bias, int64_t count) {
   T in[BLOCK] = {0}, out[BLOCK];
   WT w[BLOCK] = {0}, b[BLOCK] = {0};
   memcpy(in, x, (size_t)count * sizeof(T));
   if (affine & 1) memcpy(w, weight, (size_t)count * sizeof(WT));
   if (affine & 2) memcpy(b, bias, (size_t)count * sizeof(WT));
-  NAME(apply_block)(statistic, affine, false, s, out, in, w, b);
+  NAME(apply_block)(statistic, centered, affine, false, s, out, in, w, b);
   memcpy(y, out, (size_t)count * sizeof(T));
-}
-
-/* A value near the mean of a chunk: the mean of its first 128 elements. Deviations from it have squares
- * at most 33 times those from the true mean (docs/numerics.md), so one pass is enough. */
-ALWAYS_INLINE C NAME(near_mean)(const T *x, int64_t count) {
-  const int64_t some = count < 128 ? count : 128;
-  V sum[U] = {0};
-  int64_t i = 0;
-  for (; i + BLOCK <= some; i += BLOCK) {
-    UNROLL for (int j = 0; j < U; j++) sum[j] += LOAD(x + i + j * W);
-  }
-  if (i < some) {
-    T block[BLOCK] = {0};
-    memcpy(block, x + i, (size_t)(some - i) * sizeof(T));
-    UNROLL for (int j = 0; j < U; j++) sum[j] += LOAD(block + j * W);
-  }
-  return NAME(fold)(sum, U) / (C)some;
-}
-
-ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
-                                                const NAME(lanes) *lanes, C shift, int64_t count) {
-  const double a = (double)NAME(fold)(lanes->a, U);
-  if (statistic == ONEPASS_STATISTIC_ABS) return (onepass_row_sums){.a = a};
-  const double squares = (double)NAME(fold)(lanes->b, U) - a * a / (double)count;
-  return (onepass_row_sums){.a = (double)shift + a / (double)count, .b = squares < 0 ? 0 : squares};
 }
 
 /* Gather a chunk of the next row and apply this row's scale to as many elements, block by block: reads
  * from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one of them. */
-ALWAYS_INLINE onepass_row_sums NAME(do_chunk)(const onepass_statistic statistic, const int affine,
-                                              const bool stream, const bool gather,
-                                              const bool apply, const T *next,
-                                              int64_t gather_count, const NAME(scale) *s, T *y,
-                                              const T *x, const WT *weight, const WT *bias,
-                                              int64_t apply_count) {
+ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, const bool centered,
+                                         const int affine, const bool stream, const bool gather,
+                                         const bool apply, const T *next, int64_t gather_count,
+                                         C shift, const NAME(scale) *s, T *y, const T *x,
+                                         const WT *weight, const WT *bias, int64_t apply_count) {
   NAME(lanes) lanes = {0};
   const NAME(scale) own = *s; /* a copy whose address nobody has stays in registers */
-  const C near =
-      gather && statistic == ONEPASS_STATISTIC_MOMENTS ? NAME(near_mean)(next, gather_count) : 0;
   const int64_t gather_end = gather_count / BLOCK * BLOCK, apply_end = apply_count / BLOCK * BLOCK;
   const int64_t end = !gather ? apply_end : !apply || gather_end < apply_end ? gather_end : apply_end;
   int64_t i = 0;
   for (; i < end; i += BLOCK) {
     if (gather) {
       prefetch_ahead(next + i, BLOCK * sizeof(T));
-      NAME(gather_block)(statistic, &lanes, next + i, ALL(near), false, 0);
+      NAME(gather_block)(statistic, centered, &lanes, next + i, ALL(shift), false, 0);
     }
     if (apply) {
-      NAME(apply_block)(statistic, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
+      NAME(apply_block)(statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i),
+                        BIAS_AT(i));
     }
   }
   /* Where y is not aligned the two counts differ by less than a block, hence at most two rests. */
   for (int64_t k = i; apply && k < apply_count; k += BLOCK) {
     const int64_t rest = apply_count - k < BLOCK ? apply_count - k : BLOCK;
-    NAME(apply_rest)(statistic, affine, s, y + k, x + k, WEIGHT_AT(k), BIAS_AT(k), rest);
+    NAME(apply_rest)(statistic, centered, affine, s, y + k, x + k, WEIGHT_AT(k), BIAS_AT(k), rest);
   }
-  if (!gather) return (onepass_row_sums){0};
+  if (!gather || i == gather_count) return lanes;
   NAME(lanes) all = lanes; /* lanes itself must not have its address taken */
   for (int64_t k = i; k < gather_count; k += BLOCK) {
     const int64_t rest = gather_count - k < BLOCK ? gather_count - k : BLOCK;
-    NAME(gather_rest)(statistic, &all, next + k, near, rest);
+    NAME(gather_rest)(statistic, centered, &all, next + k, shift, rest);
   }
-  return NAME(chunk_sums)(statistic, &all, near, gather_count);
+  return all;
+}
+
+/* ---- The sums of a chunk ---------------------------------------------------------------------------- */
+
+ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, const bool centered,
+                                            const T *x, int64_t count, C shift) {
+  const NAME(scale) none = {0};
+  return NAME(do_chunk)(statistic, centered, 0, false, true, false, x, count, shift, &none, NULL,
+                        NULL, NULL, NULL, 0);
+}
+
+/* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is so far
+ * from the shift that subtracting its square lost more than three bits. */
+ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) *lanes, C shift, int64_t count,
+                                                bool *lossy) {
+  const double n = (double)count, sum = (double)NAME(fold)(lanes->a, U);
+  const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b, U) - of_mean;
+  *lossy = of_mean > 8 * squares;
+  return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
+}
+
+NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C shift) {
+  const NAME(lanes) lanes =
+      NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
+  bool lossy;
+  return NAME(moments_of)(&lanes, shift, count, &lossy);
+}
+
+/* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */
+ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
+                                                const NAME(lanes) *lanes, const T *x, int64_t count,
+                                                C shift) {
+  if (statistic == ONEPASS_STATISTIC_ABS) {
+    return (onepass_row_sums){.a = (double)NAME(fold)(lanes->a, U)};
+  }
+  bool lossy;
+  const onepass_row_sums sums = NAME(moments_of)(lanes, shift, count, &lossy);
+  return lossy ? NAME(moments_about)(x, count, (C)sums.a) : sums;
+}
+
+/* Whether a chunk should be gathered about a shift, judging by its first block: is the mean there more
+ * than two deviations from 0? Short chunks are sooner gathered twice than looked at. */
+ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *x, int64_t count,
+                                    C *shift) {
+  *shift = 0;
+  if (statistic == ONEPASS_STATISTIC_ABS || count < 16 * BLOCK) return false;
+  NAME(lanes) lanes = {0};
+  NAME(gather_block)(statistic, false, &lanes, x, ALL(0), false, 0);
+  const C mean = NAME(fold)(lanes.a, U) / BLOCK, square = NAME(fold)(lanes.b, U) / BLOCK;
+  if (5 * mean * mean <= 4 * square) return false;
+  *shift = mean;
+  return true;
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(gather_chunk)(const onepass_statistic statistic, const T *x,
                                                   int64_t count) {
-  const NAME(scale) none = {0};
-  return NAME(do_chunk)(statistic, 0, false, true, false, x, count, &none, NULL, NULL, NULL, NULL,
-                        0);
+  C shift;
+  const bool centered = NAME(look_ahead)(statistic, x, count, &shift);
+  if (centered) return NAME(moments_about)(x, count, shift);
+  const NAME(lanes) lanes = NAME(gather_only)(statistic, false, x, count, 0);
+  return NAME(chunk_sums)(statistic, &lanes, x, count, 0);
 }
 
 static onepass_row_sums NAME(gather_abs)(const void *x, int64_t count) {
@@ -162,6 +193,8 @@ NEVER_INLINE onepass_row_sums NAME(gather_row)(onepass_statistic statistic, cons
   return sums;
 }
 
+/* ---- Whole rows ------------------------------------------------------------------------------------- */
+
 /* For denominators without a usable reciprocal: rows of subnormals, or of zeros. */
 static void NAME(divide)(T *y, const T *x, int64_t count, double denominator) {
   for (int64_t i = 0; i < count; i++) {
@@ -175,15 +208,29 @@ ALWAYS_INLINE NAME(scale) NAME(scale_of)(const onepass_row_scale *row) {
 
 /* Elements of y before its first aligned vector go first; short rows are not worth it. */
 ALWAYS_INLINE int64_t NAME(apply_head)(const onepass_statistic statistic, const int affine,
-                                       const bool stream, const NAME(scale) *s, T *y, const T *x,
-                                       const WT *weight, const WT *bias, int64_t n) {
+                                       const bool stream, bool centered, const NAME(scale) *s,
+                                       T *y, const T *x, const WT *weight, const WT *bias,
+                                       int64_t n) {
   const int64_t unaligned = stream || n >= 4 * BLOCK ? NAME(to_alignment)(y) : 0;
   const int64_t head = unaligned < n ? unaligned : n;
-  if (head) NAME(apply_rest)(statistic, affine, s, y, x, weight, bias, head);
+  if (head) NAME(apply_rest)(statistic, centered, affine, s, y, x, weight, bias, head);
   return head;
 }
 
 /* Apply a row's scale to n elements of it. */
+ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const int affine,
+                                     const bool stream, const onepass_row_scale *row,
+                                     const NAME(scale) *s, T *y, const T *x, const WT *weight,
+                                     const WT *bias, int64_t n) {
+  if (row->centered) {
+    NAME(do_chunk)(statistic, true, affine, stream, false, true, NULL, 0, 0, s, y, x, weight, bias,
+                   n);
+  } else {
+    NAME(do_chunk)(statistic, false, affine, stream, false, true, NULL, 0, 0, s, y, x, weight, bias,
+                   n);
+  }
+}
+
 ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int affine,
                                     const bool stream, const onepass_row_scale *row, T *y,
                                     const T *x, const WT *weight, const WT *bias, int64_t n) {
@@ -192,29 +239,51 @@ ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int
     return;
   }
   const NAME(scale) s = NAME(scale_of)(row);
-  const int64_t head = NAME(apply_head)(statistic, affine, stream, &s, y, x, weight, bias, n);
-  NAME(do_chunk)(statistic, affine, stream, false, true, NULL, 0, &s, y + head, x + head,
-                 WEIGHT_AT(head), BIAS_AT(head), n - head);
+  const int64_t head =
+      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weight, bias, n);
+  NAME(apply_dense)(statistic, affine, stream, row, &s, y + head, x + head, WEIGHT_AT(head),
+                    BIAS_AT(head), n - head);
   if (stream) end_streams();
 }
 
-/* Apply this row's scale while gathering the sums of the next. */
+/* Apply this row's scale to `apply` elements while gathering `count` of the next row. */
+ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
+    const onepass_statistic statistic, const int affine, const bool stream,
+    const onepass_row_scale *row, const NAME(scale) *s, T *y, const T *x, const WT *weight,
+    const WT *bias, int64_t apply, const T *next, int64_t count) {
+  C shift;
+  const bool centered = NAME(look_ahead)(statistic, next, count, &shift);
+  NAME(lanes) lanes;
+  if (statistic == ONEPASS_STATISTIC_MOMENTS && centered && row->centered) {
+    lanes = NAME(do_chunk)(statistic, true, affine, stream, true, true, next, count, shift, s, y, x,
+                           weight, bias, apply);
+  } else if (statistic == ONEPASS_STATISTIC_MOMENTS && (centered || row->centered)) {
+    NAME(apply_dense)(statistic, affine, stream, row, s, y, x, weight, bias, apply);
+    return NAME(gather_moments)(next, count); /* a row unlike its neighbour: not both in one loop */
+  } else {
+    lanes = NAME(do_chunk)(statistic, false, affine, stream, true, true, next, count, 0, s, y, x,
+                           weight, bias, apply);
+  }
+  return NAME(chunk_sums)(statistic, &lanes, next, count, shift);
+}
+
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic statistic,
                                                       const int affine, const bool stream,
                                                       const onepass_row_scale *row, T *y,
                                                       const T *x, const WT *weight, const WT *bias,
                                                       const T *next, int64_t n) {
   const NAME(scale) s = NAME(scale_of)(row);
-  int64_t applied = NAME(apply_head)(statistic, affine, stream, &s, y, x, weight, bias, n);
+  int64_t applied =
+      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weight, bias, n);
   onepass_row_sums sums = {0};
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
     const int64_t left = n - i, to_apply = n - applied;
-    const int64_t length = left < ONEPASS_NORM_CHUNK ? left : ONEPASS_NORM_CHUNK;
+    const int64_t count = left < ONEPASS_NORM_CHUNK ? left : ONEPASS_NORM_CHUNK;
     const int64_t apply = to_apply < ONEPASS_NORM_CHUNK ? to_apply : ONEPASS_NORM_CHUNK;
-    const onepass_row_sums chunk = NAME(do_chunk)(
-        statistic, affine, stream, true, true, next + i, length, &s, y + applied, x + applied,
-        WEIGHT_AT(applied), BIAS_AT(applied), apply);
-    onepass_merge_forward(statistic, &sums, (double)i, chunk, (double)length);
+    const onepass_row_sums chunk = NAME(apply_and_gather_chunk)(
+        statistic, affine, stream, row, &s, y + applied, x + applied, WEIGHT_AT(applied),
+        BIAS_AT(applied), apply, next + i, count);
+    onepass_merge_forward(statistic, &sums, (double)i, chunk, (double)count);
     applied += apply;
   }
   return sums;

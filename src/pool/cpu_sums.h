@@ -16,25 +16,9 @@
 #define ALL       JOIN2(all_, SUMS)
 #define ON1       JOIN2(on1_, SUMS)
 #define ON2       JOIN2(on2_, SUMS)
+#define ON4       JOIN2(on4_, SUMS)
 #define GET       JOIN2(get_, ELEMENT)
 #define PUT       JOIN2(put_, ELEMENT)
-
-ALWAYS_INLINE V NAME(load_up_to)(const T *p, int64_t count) {
-  if (count >= W) return LOAD(p);
-  T lanes[W] = {0};
-  memcpy(lanes, p, (size_t)count * sizeof(T));
-  return LOAD(lanes);
-}
-
-ALWAYS_INLINE void NAME(store_up_to)(T *p, V v, int64_t count, const bool stream) {
-  if (count >= W) {
-    STORE(p, v, stream);
-    return;
-  }
-  T lanes[W];
-  STORE(lanes, v, false);
-  memcpy(p, lanes, (size_t)count * sizeof(T));
-}
 
 /* fours[i] = x[i] + ... + x[i + 3] for i in 0..count; x has count + 3 elements. */
 static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
@@ -42,7 +26,7 @@ static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
   if (count + 3 >= 3 * W) {
     V here = LOAD(x), after = LOAD(x + W);
     V twos = here + ON1(here, after);
-    for (; i + 3 * W <= count + 3; i += W) {
+    UNROLL_4 for (; i + 3 * W <= count + 3; i += W) {
       prefetch_ahead(x + i, W * sizeof(T));
       here = after;
       after = LOAD(x + i + 2 * W);
@@ -62,25 +46,60 @@ static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
 ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, const T *tail,
                                         const int singles, int64_t count, C scale,
                                         const bool stream) {
-  for (int64_t i = 0; i < count; i += W) {
-    const int64_t here = count - i;
+  int64_t i = 0;
+  UNROLL_4 for (; i + W <= count; i += W) {
     V sum = LOADC(fours + i);
     UNROLL for (int q = 1; q < quads; q++) sum += LOADC(fours + i + 4 * q);
-    UNROLL for (int s = 0; s < singles; s++) sum += NAME(load_up_to)(tail + i + s, here);
-    NAME(store_up_to)(y + i, sum * ALL(scale), here, stream);
+    UNROLL for (int s = 0; s < singles; s++) sum += LOAD(tail + i + s);
+    STORE(y + i, sum * ALL(scale), stream);
+  }
+  for (; i < count; i++) {
+    C sum = fours[i];
+    for (int q = 1; q < quads; q++) sum += fours[i + 4 * q];
+    for (int s = 0; s < singles; s++) sum += GET(tail + i + s);
+    PUT(y + i, sum * scale);
   }
 }
 
 /* Windows of one to three elements need no fours. */
 ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, int64_t count,
                                            C scale, const bool stream) {
-  for (int64_t i = 0; i < count; i += W) {
-    const int64_t here = count - i;
-    V sum = NAME(load_up_to)(x + i, here);
+  int64_t i = 0;
+  UNROLL_4 for (; i + W <= count; i += W) {
+    V sum = LOAD(x + i);
     prefetch_ahead(x + i, W * sizeof(T));
-    UNROLL for (int s = 1; s < kernel; s++) sum += NAME(load_up_to)(x + i + s, here);
-    NAME(store_up_to)(y + i, sum * ALL(scale), here, stream);
+    UNROLL for (int s = 1; s < kernel; s++) sum += LOAD(x + i + s);
+    STORE(y + i, sum * ALL(scale), stream);
   }
+  for (; i < count; i++) {
+    C sum = GET(x + i);
+    for (int s = 1; s < kernel; s++) sum += GET(x + i + s);
+    PUT(y + i, sum * scale);
+  }
+}
+
+/* Windows of eight, the most common large ones, stay in registers all the way. Returns how many of the
+ * `count` outputs it did; the rest is too near the end of x, which has count + 7 elements. */
+ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
+                                       const bool stream) {
+  int64_t i = 0;
+  if (count + 7 < 4 * W) return 0;
+  const V first = LOAD(x), second = LOAD(x + W);
+  V ahead = LOAD(x + 2 * W);
+  V twos = second + ON1(second, ahead);
+  const V first_twos = first + ON1(first, second);
+  V fours = first_twos + ON2(first_twos, twos);
+  UNROLL_4 for (; i + 4 * W <= count + 7; i += W) {
+    prefetch_ahead(x + i, W * sizeof(T));
+    const V next = LOAD(x + i + 3 * W);
+    const V next_twos = ahead + ON1(ahead, next);
+    const V next_fours = twos + ON2(twos, next_twos);
+    STORE(y + i, (fours + ON4(fours, next_fours)) * ALL(scale), stream);
+    ahead = next;
+    twos = next_twos;
+    fours = next_fours;
+  }
+  return i;
 }
 
 /* Windows of many fours: fours become eights, sixteens, ... in place, and `sums` collects those that the
@@ -101,9 +120,8 @@ static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, cons
     valid -= size;
     for (int64_t i = 0; quads > 1 && i < valid; i++) fours[i] += fours[i + size];
   }
-  for (int64_t i = 0; i < count; i += W) {
-    NAME(store_up_to)(y + i, LOADC(sums + i) * ALL(scale), count - i, stream);
-  }
+  (void)stream; /* large windows have more to compute than to store */
+  for (int64_t i = 0; i < count; i++) PUT(y + i, sums[i] * scale);
 }
 
 /* y[i] = (x[i] + ... + x[i + kernel - 1]) * scale for i in 0..count, at most a tile of them. scratch has

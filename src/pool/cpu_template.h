@@ -17,9 +17,15 @@ static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t
     NAME(sum_tile)(y + i, x + i, kernel, unaligned, scale, scratch, false);
     i += unaligned;
   }
+  const bool aligned = unaligned < end - begin;
+  if (kernel == 8 && W >= 4 && ONEPASS_HAS_STREAMS && stream && aligned) {
+    i += NAME(sum_eights)(y + i, x + i, end - i, scale, true);
+  } else if (kernel == 8 && W >= 4) {
+    i += NAME(sum_eights)(y + i, x + i, end - i, scale, false);
+  }
   for (; i < end; i += ONEPASS_POOL_TILE) {
     const int64_t count = end - i < ONEPASS_POOL_TILE ? end - i : ONEPASS_POOL_TILE;
-    NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && unaligned < end - begin);
+    NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && aligned);
   }
   if (stream) end_streams();
 }
@@ -200,5 +206,6 @@ static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *
 #undef ALL
 #undef ON1
 #undef ON2
+#undef ON4
 #undef GET
 #undef PUT
