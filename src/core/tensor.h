@@ -108,8 +108,9 @@ int64_t onepass_walk_offset_of_many_axes(const onepass_walk *walk, onepass_role 
 
 static inline int64_t onepass_walk_offset(const onepass_walk *walk, onepass_role role,
                                           int64_t position) {
+  if (position == 0) return 0; /* which also is the only one without axes, or with axes of size 0 */
   if (walk->ndim > 1) return onepass_walk_offset_of_many_axes(walk, role, position);
-  return position * walk->stride[role][0]; /* without axes the only position is 0 */
+  return position * walk->stride[role][0];
 }
 
 /* Whether a role's elements on this walk lie one after the other. */

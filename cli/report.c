@@ -1,0 +1,37 @@
+#define _POSIX_C_SOURCE 200809L
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+int usage_error(const char *command, const char *format, ...) {
+  fflush(stdout);
+  fprintf(stderr, "onepass: ");
+  if (command) fprintf(stderr, "%s: ", command);
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  fputc('\n', stderr);
+  return EXIT_USAGE;
+}
+
+void progress(const char *format, ...) {
+  if (!isatty(STDERR_FILENO)) return;
+  fputs("\r\033[K", stderr);
+  if (format) {
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+  }
+  fflush(stderr);
+}
+
+double seconds_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
