@@ -113,17 +113,31 @@ ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) {
 ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) { return a + b; } /* too far for two lanes; never called */
 #endif
 
-/* ---- |v|, and s with v's sign or 0 where v is 0 ---------------------------------------------------- */
+/* ---- |v|, and s >= 0 with v's sign, or 0 where v is 0 ---------------------------------------------- */
 
-ALWAYS_INLINE f32v abs_f32(f32v v) { return (f32v)((i32v)v & 0x7fffffff); }
-ALWAYS_INLINE f64v abs_f64(f64v v) { return (f64v)((i64v)v & INT64_MAX); }
-
+#if defined(__ARM_NEON) && defined(__aarch64__) /* one operation where the compiler finds two or more */
+ALWAYS_INLINE f32v abs_f32(f32v v) { return (f32v)vabsq_f32((float32x4_t)v); }
+ALWAYS_INLINE f64v abs_f64(f64v v) { return (f64v)vabsq_f64((float64x2_t)v); }
 ALWAYS_INLINE f32v signed_f32(f32v s, f32v v) {
-  return (f32v)(((i32v)s ^ ((i32v)v & INT32_MIN)) & (v != (f32v){0}));
+  const uint32x4_t chosen =
+      vbslq_u32(vdupq_n_u32(0x80000000), (uint32x4_t)v, (uint32x4_t)s); /* s is not negative */
+  return (f32v)vbicq_u32(chosen, vceqzq_f32((float32x4_t)v));
 }
 ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
-  return (f64v)(((i64v)s ^ ((i64v)v & INT64_MIN)) & (v != (f64v){0}));
+  const uint64x2_t chosen =
+      vbslq_u64(vdupq_n_u64(1ull << 63), (uint64x2_t)v, (uint64x2_t)s);
+  return (f64v)vbicq_u64(chosen, vceqzq_f64((float64x2_t)v));
 }
+#else
+ALWAYS_INLINE f32v abs_f32(f32v v) { return (f32v)((i32v)v & 0x7fffffff); }
+ALWAYS_INLINE f64v abs_f64(f64v v) { return (f64v)((i64v)v & INT64_MAX); }
+ALWAYS_INLINE f32v signed_f32(f32v s, f32v v) {
+  return (f32v)(((i32v)s | ((i32v)v & INT32_MIN)) & (v != (f32v){0}));
+}
+ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
+  return (f64v)(((i64v)s | ((i64v)v & INT64_MIN)) & (v != (f64v){0}));
+}
+#endif
 
 /* ---- a * b + c, fused where the level has it ------------------------------------------------------- */
 
@@ -195,6 +209,20 @@ ALWAYS_INLINE f32v load_bf16(const uint16_t *p) {
   return (f32v)(widen(*(const u16v_any *)p) << 16);
 }
 
+#if !defined(__AVX2__) && !defined(__ARM_NEON)
+/* Lane by lane in integers: far too long to stand in every loop. */
+NEVER_INLINE f32v widen_f16(const uint16_t *p) {
+  f32v v;
+  for (int lane = 0; lane < LANES_F32; lane++) v[lane] = onepass_float_from_f16(p[lane]);
+  return v;
+}
+NEVER_INLINE u16v narrow_f16(f32v v) {
+  u16v half;
+  for (int lane = 0; lane < LANES_F32; lane++) half[lane] = onepass_f16_from_float(v[lane]);
+  return half;
+}
+#endif
+
 ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
 #if defined(__AVX512F__)
   return (f32v)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -203,9 +231,7 @@ ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
 #elif defined(__ARM_NEON)
   return (f32v)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
-  f32v v;
-  for (int lane = 0; lane < LANES_F32; lane++) v[lane] = onepass_float_from_f16(p[lane]);
-  return v;
+  return widen_f16(p);
 #endif
 }
 
@@ -226,9 +252,7 @@ ALWAYS_INLINE u16v round_f16(f32v v) {
 #elif defined(__ARM_NEON)
   return (u16v)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v));
 #else
-  u16v half;
-  for (int lane = 0; lane < LANES_F32; lane++) half[lane] = onepass_f16_from_float(v[lane]);
-  return half;
+  return narrow_f16(v);
 #endif
 }
 
@@ -301,7 +325,5 @@ ALWAYS_INLINE void end_streams(void) {
   _mm_sfence();
 #endif
 }
-
-ALWAYS_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 
 #endif

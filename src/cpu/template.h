@@ -27,12 +27,19 @@ ALWAYS_INLINE void put_f64(double *p, double value) { *p = value; }
 ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
 ALWAYS_INLINE void put_bf16(uint16_t *p, float value) { *p = onepass_bf16_from_float(value); }
 
-enum { PREFETCH_BYTES = 1024 }; /* how far ahead of a gather its lines are asked for */
-
-/* Ask for the lines that a gather will reach PREFETCH_BYTES later; past the end does no harm. */
+/* Ask for the lines that a loop will reach a little later. Past the end it does no harm, but addresses
+ * that no page backs are slow to find out about, so never ask for arbitrary ones. */
 ALWAYS_INLINE void prefetch_ahead(const void *p, int bytes) {
-  const uintptr_t ahead = (uintptr_t)p + PREFETCH_BYTES;
-  for (int line = 0; line < bytes; line += 64) prefetch((const void *)(ahead + (uintptr_t)line));
+  enum { AHEAD = 1024 };
+  const uintptr_t at = (uintptr_t)p + AHEAD;
+  for (int line = 0; line < bytes; line += 64) {
+    __builtin_prefetch((const void *)(at + (uintptr_t)line), 0, 3);
+  }
+}
+
+/* Ask for what another loop will want soon, into the second-level cache. */
+ALWAYS_INLINE void prefetch_soon(const void *p, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch((const char *)p + line, 0, 2);
 }
 
 #endif

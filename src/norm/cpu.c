@@ -9,6 +9,7 @@
 
 enum {
   FORWARD_SEGMENT = 32768, /* SPLIT: elements of all rows done together; their weights stay in L2 */
+  APPLIED_TOGETHER = 1024, /* of those, elements of a row applied at a time; their weights stay in L1 */
   BACKWARD_SEGMENT = 4096, /* the same backward, where sums of dweight and dbias stay in L1 too */
   ROWS_SUMMED = 64,         /* rows whose dweight is summed in the type of sums before double takes over */
   MOST_ROW_BLOCKS = 64,     /* ROWS backward: partial dweights */
@@ -19,10 +20,6 @@ enum {
   WIDEST_STRIP = 1024,
   LEAST_LANES = 8 /* COLUMNS: fewer rows side by side are packed instead */
 };
-
-double onepass_rstd(double squares, double count, double eps) {
-  return 1 / sqrt(squares / count + eps);
-}
 
 /* ---- Choosing ---------------------------------------------------------------------------------------- */
 
@@ -152,6 +149,7 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
   size_t end = 0;
   if (p->strategy == ONEPASS_NORM_SPLIT) {
     p->sums_at = place(&end, rows * (size_t)chunks_of(p) * sizeof(onepass_row_sums));
+    p->scales_at = place(&end, p->backward ? 0 : rows * sizeof(onepass_row_scale));
   }
   if (summing && p->strategy == ONEPASS_NORM_ROWS) {
     p->partials_at = place(&end, (size_t)count_tasks(p) * 2 * n * sizeof(double));
@@ -178,6 +176,7 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
     return;
   }
   plan->run = onepass_norm_run_cpu;
+  p->one_over_n = 1 / (double)p->elements.count;
   p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
   p->packed = !all_dense(&plan->layouts, whole_roles, &p->elements);
   p->packed_weights = !all_dense(&plan->layouts, weight_roles, &p->elements);
@@ -192,10 +191,9 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   }
   const int64_t tasks = count_tasks(p);
   p->threads = tasks < threads ? (int)tasks : threads;
-  const onepass_role output = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
-  const int64_t element = onepass_type_size(p->type);
-  p->stream = !p->packed && p->elements.count * element >= LEAST_STREAMED_ROW &&
-              plan->layouts.of[output].count * element > onepass_this_machine()->last;
+  p->stream = !p->packed &&
+              p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
+              plan->info.bytes > onepass_this_machine()->last;
   plan->info.kernel = kernel_names[p->strategy][p->packed];
   plan->info.threads = p->threads;
   plan->info.workspace =
@@ -232,6 +230,14 @@ static const char *piece_of(const work *w, onepass_role role, int64_t row, int64
   if (!p->packed) return base + begin * size;
   onepass_pack(packed, base, &p->elements, role, size, begin, count);
   return packed;
+}
+
+/* Where element `begin` of a row is, or, of rows that are packed, any address: for prefetching. */
+static const char *row_start(const work *w, onepass_role role, int64_t row, int64_t begin) {
+  const onepass_norm_problem *p = w->problem;
+  if (p->packed) return onepass_buffer(&w->buffers, role);
+  return onepass_buffer(&w->buffers, role) +
+         (onepass_walk_offset(&p->rows, role, row) + begin) * onepass_type_size(p->type);
 }
 
 /* Where to write such a piece, and, once it is written, bringing it there. */
@@ -341,6 +347,10 @@ static void gather_segments(void *context, int worker, int64_t begin, int64_t en
   }
 }
 
+static onepass_row_scale *scale_of_row(const work *w, int64_t row) {
+  return (onepass_row_scale *)(w->workspace + w->problem->scales_at) + row;
+}
+
 /* Leaves the sums of the whole row in place of those of its first chunk. */
 static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
@@ -353,22 +363,26 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
       onepass_merge_forward(p->op->statistic, sums, (double)i, sums[i / ONEPASS_NORM_CHUNK],
                             (double)least(n - i, ONEPASS_NORM_CHUNK));
     }
-    const onepass_row_scale scale = onepass_scale_row(p, *sums);
-    save(w, row, &scale);
+    onepass_row_scale *scale = scale_of_row(w, row);
+    *scale = onepass_scale_row(p, *sums);
+    save(w, row, scale);
   }
 }
 
-/* Backwards through the segments: what was gathered last is still in the cache. */
+/* Backwards through the segments: what was gathered last is still in the cache. Pieces are short, so that
+ * their weights stay in L1 for all rows; the same piece of the next row is fetched meanwhile. */
 static void apply_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const int64_t n = w->problem->elements.count;
-  const int64_t piece = w->problem->packed ? ONEPASS_NORM_CHUNK : w->problem->segment;
+  const int64_t rows = w->problem->rows.count;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
-    const int64_t first = segment * w->problem->segment, last = least(first + w->problem->segment, n);
-    for (int64_t row = w->problem->rows.count - 1; row >= 0; row--) {
-      const onepass_row_scale scale = onepass_scale_row(w->problem, *sums_of_row(w, row));
-      for (int64_t i = first; i < last; i += piece) {
-        apply_piece(w, row, i, least(last - i, piece), &scale, scratch_for(w, worker));
+    const int64_t first = segment * w->problem->segment;
+    const int64_t last = least(first + w->problem->segment, n);
+    for (int64_t i = first; i < last; i += APPLIED_TOGETHER) {
+      for (int64_t row = 0; row < rows; row++) {
+        onepass_row_scale scale = *scale_of_row(w, row);
+        scale.soon_x = row_start(w, ONEPASS_ROLE_X, row + 1 < rows ? row + 1 : row, i);
+        apply_piece(w, row, i, least(last - i, APPLIED_TOGETHER), &scale, scratch_for(w, worker));
       }
     }
   }
@@ -454,6 +468,13 @@ static onepass_row_gradient gradient_of(const work *w, int64_t row, onepass_row_
                                  saved_at(w, ONEPASS_ROLE_RSTD, row));
 }
 
+/* While a piece is applied, this one is brought into the cache: it comes next. */
+static void expect_soon(const work *w, onepass_row_gradient *gradient, int64_t row,
+                        int64_t begin) {
+  gradient->soon_x = row_start(w, ONEPASS_ROLE_X, row, begin);
+  gradient->soon_dy = row_start(w, ONEPASS_ROLE_DY, row, begin);
+}
+
 /* Rows begin..end. Pieces of the next row are gathered between pieces of this one, so that reads from
  * memory and writes to it overlap. */
 static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights,
@@ -464,10 +485,11 @@ static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight
     onepass_merge_backward(&next, gather_backward_piece(w, begin, i, least(n - i, piece), packed));
   }
   for (int64_t row = begin; row < end; row++) {
-    const onepass_row_gradient gradient = gradient_of(w, row, next);
+    onepass_row_gradient gradient = gradient_of(w, row, next);
     next = (onepass_row_sums){0};
     for (int64_t i = 0; i < n; i += piece) {
       const int64_t count = least(n - i, piece);
+      expect_soon(w, &gradient, row + 1 < end ? row + 1 : row, i);
       apply_backward_piece(w, row, i, count, &gradient, weights, 0, packed);
       if (row + 1 == end) continue;
       onepass_merge_backward(&next, gather_backward_piece(w, row + 1, i, count, packed));
@@ -561,7 +583,8 @@ static void apply_backward_segments(void *context, int worker, int64_t begin, in
       start_weight_sums(w, &weights);
     }
     for (int64_t row = 0; row < p->rows.count; row++) {
-      const onepass_row_gradient gradient = gradient_of(w, row, *sums_of_row(w, row));
+      onepass_row_gradient gradient = gradient_of(w, row, *sums_of_row(w, row));
+      expect_soon(w, &gradient, row + 1 < p->rows.count ? row + 1 : row, first);
       apply_backward_piece(w, row, first, last - first, &gradient, &weights, first, packed);
       count_summed_row(w, &weights);
     }

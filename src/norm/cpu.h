@@ -27,6 +27,7 @@ typedef struct onepass_row_scale {
   double denominator; /* ABS */
   double mean, rstd;  /* MOMENTS: to be saved */
   bool exact;         /* ABS: scale would not be a normal number: divide in double instead */
+  const void *soon_x; /* if not NULL: as many elements as are applied now, wanted next */
 } onepass_row_scale;
 
 /* What backward does to them.
@@ -38,6 +39,7 @@ typedef struct onepass_row_gradient {
   double denominator;
   double mean, rstd, offset, by_z, constant;
   bool exact, centered;
+  const void *soon_x, *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
 } onepass_row_gradient;
 
 typedef struct onepass_norm_kernels {
@@ -102,8 +104,6 @@ static inline bool onepass_needs_division(onepass_type sums_type, double denomin
   return !(factor >= least && factor <= most);
 }
 
-double onepass_rstd(double squares, double count, double eps);
-
 /* Whether a mean is so many deviations from 0 that it must be subtracted before anything is rounded. */
 static inline bool onepass_is_far(double mean, double rstd) {
   const double ratio = mean * rstd;
@@ -117,16 +117,15 @@ static inline double onepass_round_to_sums(onepass_type sums_type, double x) {
 
 static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *problem,
                                                   onepass_row_sums sums) {
-  const double n = (double)problem->elements.count;
   const onepass_type sums_type = onepass_type_of_sums(problem->type);
   onepass_row_scale row = {0};
   if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
-    row.denominator = (problem->divide_by_count ? sums.a / n : sums.a) + problem->eps;
+    row.denominator = sums.a * (problem->divide_by_count ? problem->one_over_n : 1) + problem->eps;
     row.scale = 1 / row.denominator;
     row.exact = onepass_needs_division(sums_type, row.denominator);
   } else {
     row.mean = sums.a;
-    row.rstd = row.scale = onepass_rstd(sums.b, n, problem->eps);
+    row.rstd = row.scale = 1 / __builtin_sqrt(sums.b * problem->one_over_n + problem->eps);
     row.centered = onepass_is_far(row.mean, row.rstd);
     if (row.centered) {
       /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
@@ -142,23 +141,23 @@ static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *pr
 static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_problem *problem,
                                                            onepass_row_sums sums, double mean,
                                                            double rstd) {
-  const double n = (double)problem->elements.count;
+  const double one_over_n = problem->one_over_n;
   onepass_row_gradient row = {0};
   if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
-    row.denominator = (problem->divide_by_count ? sums.a / n : sums.a) + problem->eps;
+    const double share = problem->divide_by_count ? one_over_n : 1;
+    row.denominator = sums.a * share + problem->eps;
     row.scale = 1 / row.denominator;
-    row.slope = sums.b / row.denominator / row.denominator;
-    if (problem->divide_by_count) row.slope /= n;
+    row.slope = sums.b / row.denominator / row.denominator * share;
     row.exact = onepass_needs_division(onepass_type_of_sums(problem->type), row.denominator);
   } else {
     row.mean = mean;
     row.rstd = rstd;
     row.centered = onepass_is_far(mean, rstd);
     /* The mean of z would be 0 had the saved mean not been rounded, which matters if it is far from 0. */
-    row.offset = row.centered ? -sums.c / n : -mean * rstd;
+    row.offset = row.centered ? -sums.c * one_over_n : -mean * rstd;
     const double dot = row.centered ? sums.b + row.offset * sums.a : rstd * (sums.b - mean * sums.a);
-    row.by_z = -rstd * dot / n;
-    row.constant = -rstd * sums.a / n;
+    row.by_z = -rstd * dot * one_over_n;
+    row.constant = -rstd * sums.a * one_over_n;
   }
   return row;
 }

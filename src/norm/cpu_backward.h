@@ -1,16 +1,14 @@
-/* Backward over dense rows; part of cpu_template.h.
- *
- * Built as forward is, but a block is 16 elements: there are up to three sums, and gathering the next
- * row beside this one must fit in the registers. */
+/* Backward over dense rows; part of cpu_template.h. Built as forward is; a block is 16 elements, or two
+ * vectors where those are longer, as there is more to keep in registers. */
 
-#define BLOCK 16
+#define BLOCK (2 * W > 16 ? 2 * W : 16)
 #define U     (BLOCK / W)
 
 #define WEIGHT_AT(i) (has_weight ? weight + (i) : NULL)
 #define SUMS_AT(p, i) (sum_weights ? (p) + (i) : NULL)
 
 typedef struct NAME(products) {
-  V a[U], b[U], c[U];
+  V a, b, c;
 } NAME(products);
 
 /* Of the row that is gathered: its saved statistics. */
@@ -19,7 +17,7 @@ typedef struct NAME(saved) {
 } NAME(saved);
 
 typedef struct NAME(gradient) {
-  V scale, slope;                       /* ABS */
+  V scale, slope, slope_sign;           /* ABS: |slope|, and 1 or -1 against its sign */
   V mean, rstd, offset, by_z, constant; /* MOMENTS */
 } NAME(gradient);
 
@@ -27,22 +25,26 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
                                          const bool has_weight, NAME(products) *sums,
                                          const NAME(saved) *saved, const T *x, const T *dy,
                                          const WT *weight, const bool partial, int64_t count) {
-  V v[U], g[U];
+  V v[U], g[U], w[U] = {0};
   UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
   UNROLL for (int j = 0; j < U; j++) g[j] = LOAD(dy + j * W);
-  UNROLL for (int j = 0; j < U; j++) {
-    if (statistic == ONEPASS_STATISTIC_ABS) {
-      sums->a[j] += ABS(v[j]);
-      sums->b[j] = FMA(g[j], v[j], sums->b[j]);
-    } else {
-      if (has_weight) g[j] *= LOADW(weight + j * W);
-      if (centered) v[j] = (v[j] - saved->mean) * saved->rstd;
-      if (centered && partial) v[j] = FIRST(v[j], count - j * W);
-      sums->a[j] += g[j];
-      sums->b[j] = FMA(g[j], v[j], sums->b[j]);
-      if (centered) sums->c[j] += v[j];
-    }
+  if (has_weight) {
+    UNROLL for (int j = 0; j < U; j++) w[j] = LOADW(weight + j * W);
   }
+  if (statistic == ONEPASS_STATISTIC_ABS) {
+    sums->b += NAME(dot)(g, v, U);
+    UNROLL for (int j = 0; j < U; j++) v[j] = ABS(v[j]);
+    sums->a += NAME(tree)(v, U);
+    return;
+  }
+  UNROLL for (int j = 0; j < U; j++) {
+    if (has_weight) g[j] *= w[j];
+    if (centered) v[j] = (v[j] - saved->mean) * saved->rstd;
+    if (centered && partial) v[j] = FIRST(v[j], count - j * W);
+  }
+  sums->a += NAME(tree)(g, U);
+  sums->b += NAME(dot)(g, v, U);
+  if (centered) sums->c += NAME(tree)(v, U);
 }
 
 NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool centered,
@@ -62,23 +64,34 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
                                         const bool stream, const NAME(gradient) *r, T *dx,
                                         const T *x, const T *dy, const WT *weight, C *dweight,
                                         C *dbias) {
-  V v[U], d[U];
+  V v[U], d[U], w[U] = {0}, dw[U] = {0}, db[U] = {0}; /* whole arrays at a time, so that loads and stores pair up */
   UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
   UNROLL for (int j = 0; j < U; j++) d[j] = LOAD(dy + j * W);
+  if (has_weight) {
+    UNROLL for (int j = 0; j < U; j++) w[j] = LOADW(weight + j * W);
+  }
+  if (sum_weights) {
+    UNROLL for (int j = 0; j < U; j++) dw[j] = LOADC(dweight + j * W);
+    UNROLL for (int j = 0; j < U; j++) db[j] = LOADC(dbias + j * W);
+  }
   UNROLL for (int j = 0; j < U; j++) {
     if (statistic == ONEPASS_STATISTIC_ABS) {
-      v[j] = d[j] * r->scale - SIGNED(r->slope, v[j]);
+      v[j] = FMA(d[j], r->scale, SIGNED(r->slope, v[j]) * r->slope_sign);
     } else {
       const V z = FMA(centered ? v[j] - r->mean : v[j], r->rstd, r->offset);
-      const V g = has_weight ? d[j] * LOADW(weight + j * W) : d[j];
+      const V g = has_weight ? d[j] * w[j] : d[j];
       if (sum_weights) {
-        STOREC(dweight + j * W, FMA(d[j], z, LOADC(dweight + j * W)), false);
-        STOREC(dbias + j * W, d[j] + LOADC(dbias + j * W), false);
+        dw[j] = FMA(d[j], z, dw[j]);
+        db[j] += d[j];
       }
       v[j] = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
     }
   }
   UNROLL for (int j = 0; j < U; j++) STORE(dx + j * W, v[j], stream);
+  if (sum_weights) {
+    UNROLL for (int j = 0; j < U; j++) STOREC(dweight + j * W, dw[j], false);
+    UNROLL for (int j = 0; j < U; j++) STOREC(dbias + j * W, db[j], false);
+  }
 }
 
 NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
@@ -120,14 +133,20 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statist
     NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given, x + i, dy + i,
                                WEIGHT_AT(i), count - i);
   }
-  return (onepass_row_sums){(double)NAME(fold)(all.a, U), (double)NAME(fold)(all.b, U),
-                            centered ? (double)NAME(fold)(all.c, U) : 0};
+  return (onepass_row_sums){(double)NAME(fold)(all.a), (double)NAME(fold)(all.b),
+                            centered ? (double)NAME(fold)(all.c) : 0};
 }
 
 ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) {
-  return (NAME(gradient)){ALL((C)row->scale),  ALL((C)row->slope),  ALL((C)row->mean),
-                          ALL((C)row->rstd),   ALL((C)row->offset), ALL((C)row->by_z),
-                          ALL((C)row->constant)};
+  const C slope = (C)row->slope;
+  return (NAME(gradient)){.scale = ALL((C)row->scale),
+                          .slope = ALL(slope < 0 ? -slope : slope),
+                          .slope_sign = ALL(slope < 0 ? 1 : -1),
+                          .mean = ALL((C)row->mean),
+                          .rstd = ALL((C)row->rstd),
+                          .offset = ALL((C)row->offset),
+                          .by_z = ALL((C)row->by_z),
+                          .constant = ALL((C)row->constant)};
 }
 
 /* For denominators without a usable reciprocal. */
@@ -157,6 +176,8 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
                               dbias, i);
   }
   for (; i + BLOCK <= count; i += BLOCK) {
+    prefetch_soon((const T *)row->soon_x + i, BLOCK * sizeof(T));
+    prefetch_soon((const T *)row->soon_dy + i, BLOCK * sizeof(T));
     NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i,
                          WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
   }

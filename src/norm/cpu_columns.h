@@ -141,8 +141,8 @@ static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_s
     }
     FOR_EACH_VECTOR(width, {
       const V d = NAME(load_some)(grad + j, here);
-      const V slope = SIGNED(LOADC(s.products + j), NAME(load_some)(from + j, here));
-      NAME(store_some)(to + j, d * LOADC(s.sums + j) - slope, here);
+      const V sign = SIGNED(ALL(1), NAME(load_some)(from + j, here));
+      NAME(store_some)(to + j, FMA(d, LOADC(s.sums + j), -sign * LOADC(s.products + j)), here);
     })
   }
 }

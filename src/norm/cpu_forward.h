@@ -1,17 +1,18 @@
 /* Forward over dense rows; part of cpu_template.h.
  *
- * A block is 32 elements, kept in as many lanes of sums, whatever the vector width: on every level an
- * element meets the same lane, so levels with fused multiply-add agree to the bit. What is left of a
- * chunk after its whole blocks goes through a zero-filled block on the stack. */
+ * Rows are done in blocks of 32 elements: a block is summed as a tree, block after block in the lanes of
+ * one vector. What is left of a chunk after its whole blocks goes through a zero-filled block on the
+ * stack. */
 
 #define BLOCK 32
-#define U     (BLOCK / W) /* vectors in a block */
+#define U     (BLOCK / W)       /* vectors in a block */
+#define G     (U < 4 ? U : 4)   /* vectors in a group */
 
 #define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
 #define BIAS_AT(i)   (affine & 2 ? bias + (i) : NULL)
 
 typedef struct NAME(lanes) {
-  V a[U], b[U];
+  V a, b;
 } NAME(lanes);
 
 typedef struct NAME(scale) {
@@ -25,15 +26,12 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
   V v[U];
   UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
   UNROLL for (int j = 0; j < U; j++) {
-    if (statistic == ONEPASS_STATISTIC_ABS) {
-      lanes->a[j] += ABS(v[j]);
-    } else {
-      if (centered) v[j] -= shift;
-      if (centered && partial) v[j] = FIRST(v[j], count - j * W);
-      lanes->a[j] += v[j];
-      lanes->b[j] = FMA(v[j], v[j], lanes->b[j]);
-    }
+    if (statistic == ONEPASS_STATISTIC_ABS) v[j] = ABS(v[j]);
+    if (centered) v[j] -= shift;
+    if (centered && partial) v[j] = FIRST(v[j], count - j * W);
   }
+  lanes->a += NAME(tree)(v, U);
+  if (statistic == ONEPASS_STATISTIC_MOMENTS) lanes->b += NAME(dot)(v, v, U);
 }
 
 /* Once a row at most, so the choice of loop is made at run time to keep the code small. */
@@ -48,19 +46,27 @@ NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, 
 ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bool centered,
                                      const int affine, const bool stream, const NAME(scale) *s,
                                      T *y, const T *x, const WT *weight, const WT *bias) {
-  V v[U];
-  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
-  UNROLL for (int j = 0; j < U; j++) {
-    if (statistic == ONEPASS_STATISTIC_ABS) {
-      v[j] *= s->scale;
-    } else {
-      v[j] = FMA(centered ? v[j] - s->shift : v[j], s->scale, s->offset);
-      if (affine == 3) v[j] = FMA(v[j], LOADW(weight + j * W), LOADW(bias + j * W));
-      if (affine == 1) v[j] *= LOADW(weight + j * W);
-      if (affine == 2) v[j] += LOADW(bias + j * W);
+  UNROLL for (int k = 0; k < U; k += G) { /* groups small enough for the registers */
+    V v[G], w[G] = {0}, b[G] = {0};         /* whole arrays at a time, so that loads pair up */
+    UNROLL for (int j = 0; j < G; j++) v[j] = LOAD(x + (k + j) * W);
+    if (affine & 1) {
+      UNROLL for (int j = 0; j < G; j++) w[j] = LOADW(weight + (k + j) * W);
     }
+    if (affine & 2) {
+      UNROLL for (int j = 0; j < G; j++) b[j] = LOADW(bias + (k + j) * W);
+    }
+    UNROLL for (int j = 0; j < G; j++) {
+      if (statistic == ONEPASS_STATISTIC_ABS) {
+        v[j] *= s->scale;
+      } else {
+        v[j] = FMA(centered ? v[j] - s->shift : v[j], s->scale, s->offset);
+        if (affine == 3) v[j] = FMA(v[j], w[j], b[j]);
+        if (affine == 1) v[j] *= w[j];
+        if (affine == 2) v[j] += b[j];
+      }
+    }
+    UNROLL for (int j = 0; j < G; j++) STORE(y + (k + j) * W, v[j], stream);
   }
-  UNROLL for (int j = 0; j < U; j++) STORE(y + j * W, v[j], stream);
 }
 
 NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
@@ -76,7 +82,8 @@ NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, i
 }
 
 /* Gather a chunk of the next row and apply this row's scale to as many elements, block by block: reads
- * from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one of them. */
+ * from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one of them;
+ * without `gather` it fetches from `next` what comes soon. */
 ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, const bool centered,
                                          const int affine, const bool stream, const bool gather,
                                          const bool apply, const T *next, int64_t gather_count,
@@ -92,6 +99,7 @@ ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, cons
       prefetch_ahead(next + i, BLOCK * sizeof(T));
       NAME(gather_block)(statistic, centered, &lanes, next + i, ALL(shift), false, 0);
     }
+    if (!gather) prefetch_soon(next + i, BLOCK * sizeof(T));
     if (apply) {
       NAME(apply_block)(statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i),
                         BIAS_AT(i));
@@ -121,12 +129,12 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
 }
 
 /* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is so far
- * from the shift that subtracting its square lost more than three bits. */
+ * from the shift that subtracting its square loses more than two bits. */
 ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) *lanes, C shift, int64_t count,
                                                 bool *lossy) {
-  const double n = (double)count, sum = (double)NAME(fold)(lanes->a, U);
-  const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b, U) - of_mean;
-  *lossy = of_mean > 8 * squares;
+  const double n = (double)count, sum = (double)NAME(fold)(lanes->a);
+  const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b) - of_mean;
+  *lossy = of_mean > 4 * squares;
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
 
@@ -142,7 +150,7 @@ ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statisti
                                                 const NAME(lanes) *lanes, const T *x, int64_t count,
                                                 C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
-    return (onepass_row_sums){.a = (double)NAME(fold)(lanes->a, U)};
+    return (onepass_row_sums){.a = (double)NAME(fold)(lanes->a)};
   }
   bool lossy;
   const onepass_row_sums sums = NAME(moments_of)(lanes, shift, count, &lossy);
@@ -157,7 +165,7 @@ ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *
   if (statistic == ONEPASS_STATISTIC_ABS || count < 16 * BLOCK) return false;
   NAME(lanes) lanes = {0};
   NAME(gather_block)(statistic, false, &lanes, x, ALL(0), false, 0);
-  const C mean = NAME(fold)(lanes.a, U) / BLOCK, square = NAME(fold)(lanes.b, U) / BLOCK;
+  const C mean = NAME(fold)(lanes.a) / BLOCK, square = NAME(fold)(lanes.b) / BLOCK;
   if (5 * mean * mean <= 4 * square) return false;
   *shift = mean;
   return true;
@@ -222,11 +230,12 @@ ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const in
                                      const bool stream, const onepass_row_scale *row,
                                      const NAME(scale) *s, T *y, const T *x, const WT *weight,
                                      const WT *bias, int64_t n) {
+  const T *soon = row->soon_x ? row->soon_x : x;
   if (row->centered) {
-    NAME(do_chunk)(statistic, true, affine, stream, false, true, NULL, 0, 0, s, y, x, weight, bias,
+    NAME(do_chunk)(statistic, true, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias,
                    n);
   } else {
-    NAME(do_chunk)(statistic, false, affine, stream, false, true, NULL, 0, 0, s, y, x, weight, bias,
+    NAME(do_chunk)(statistic, false, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias,
                    n);
   }
 }
@@ -321,6 +330,41 @@ static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row
                        count)
 }
 
+static void NAME(save)(const onepass_norm_problem *p, const onepass_buffers *buffers, int64_t row,
+                       const onepass_row_scale *scale) {
+  C *mean = buffers->mean, *rstd = buffers->rstd;
+  if (mean) mean[onepass_walk_offset(&p->rows, ONEPASS_ROLE_MEAN, row)] = (C)scale->mean;
+  if (rstd) rstd[onepass_walk_offset(&p->rows, ONEPASS_ROLE_RSTD, row)] = (C)scale->rstd;
+}
+
+/* Short rows spend their time waiting for a sum to become a scale, so several are kept in flight: gather a
+ * batch, make all its scales, apply them. */
+NEVER_INLINE void NAME(do_short_rows)(onepass_statistic statistic, const onepass_norm_problem *p,
+                                      const onepass_buffers *buffers, int64_t begin, int64_t end) {
+  enum { BATCH = 16 };
+  const int64_t n = p->elements.count;
+  for (int64_t first = begin; first < end; first += BATCH) {
+    const int rows = end - first < BATCH ? (int)(end - first) : BATCH;
+    onepass_row_sums sums[BATCH];
+    onepass_row_scale scales[BATCH];
+    for (int i = 0; i < rows; i++) {
+      const T *x =
+          (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
+      sums[i] = statistic == ONEPASS_STATISTIC_ABS ? NAME(gather_abs)(x, n)
+                                                   : NAME(gather_moments)(x, n);
+    }
+    for (int i = 0; i < rows; i++) scales[i] = onepass_scale_row(p, sums[i]);
+    for (int i = 0; i < rows; i++) {
+      if (statistic == ONEPASS_STATISTIC_MOMENTS) NAME(save)(p, buffers, first + i, &scales[i]);
+      const T *x =
+          (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
+      T *y = (T *)buffers->y + onepass_walk_offset(&p->rows, ONEPASS_ROLE_Y, first + i);
+      (statistic == ONEPASS_STATISTIC_ABS ? NAME(apply_abs) : NAME(apply_moments))(
+          p, &scales[i], y, x, buffers->weight, buffers->bias, n);
+    }
+  }
+}
+
 ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int affine,
                                  const bool stream, const onepass_norm_problem *p,
                                  const onepass_buffers *buffers, int64_t begin, int64_t end) {
@@ -329,11 +373,7 @@ ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int af
   onepass_row_sums sums = NAME(gather_row)(statistic, next, n);
   for (int64_t row = begin; row < end; row++) {
     const onepass_row_scale scale = onepass_scale_row(p, sums);
-    if (statistic == ONEPASS_STATISTIC_MOMENTS) {
-      C *mean = buffers->mean, *rstd = buffers->rstd;
-      if (mean) mean[onepass_walk_offset(&p->rows, ONEPASS_ROLE_MEAN, row)] = (C)scale.mean;
-      if (rstd) rstd[onepass_walk_offset(&p->rows, ONEPASS_ROLE_RSTD, row)] = (C)scale.rstd;
-    }
+    if (statistic == ONEPASS_STATISTIC_MOMENTS) NAME(save)(p, buffers, row, &scale);
     const T *this = next;
     const WT *weight = buffers->weight, *bias = buffers->bias;
     T *y = (T *)buffers->y + onepass_walk_offset(&p->rows, ONEPASS_ROLE_Y, row);
@@ -353,11 +393,19 @@ ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int af
 
 static void NAME(forward_rows_abs)(const onepass_norm_problem *p, const onepass_buffers *buffers,
                                    int64_t begin, int64_t end) {
+  if (p->elements.count <= SHORT_ROW) {
+    NAME(do_short_rows)(ONEPASS_STATISTIC_ABS, p, buffers, begin, end);
+    return;
+  }
   WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_ABS, 0, p, buffers, begin, end)
 }
 
 static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
                                        const onepass_buffers *buffers, int64_t begin, int64_t end) {
+  if (p->elements.count <= SHORT_ROW) {
+    NAME(do_short_rows)(ONEPASS_STATISTIC_MOMENTS, p, buffers, begin, end);
+    return;
+  }
   const int affine = (buffers->weight ? 1 : 0) | (buffers->bias ? 2 : 0);
   WITH_CONSTANT_AFFINE(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, affine, p, buffers, begin, end)
 }
@@ -368,3 +416,4 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
 #undef BIAS_AT
 #undef BLOCK
 #undef U
+#undef G

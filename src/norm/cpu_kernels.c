@@ -3,6 +3,8 @@
 
 #include "cpu/template.h"
 
+enum { SHORT_ROW = 256 }; /* elements; shorter rows are done in batches */
+
 #define ELEMENT f32
 #define WEIGHTS f32
 #define SUMS    f32

@@ -21,20 +21,36 @@
 #define GET     JOIN2(get_, ELEMENT)
 #define PUT     JOIN2(put_, ELEMENT)
 
-/* The sum of all lanes of `count` vectors, halves upon halves, so that the order of additions is the
- * same for every vector width. count is a power of two. */
-ALWAYS_INLINE C NAME(fold)(const V *lanes, const int count) {
-  V v[16];
-  UNROLL for (int j = 0; j < count; j++) v[j] = lanes[j];
-  UNROLL for (int half = count / 2; half > 0; half /= 2) {
-    UNROLL for (int j = 0; j < half; j++) v[j] += v[j + half];
-  }
+/* The sum of the lanes of a vector, halves upon halves. */
+ALWAYS_INLINE C NAME(fold)(V v) {
   C lane[W];
-  memcpy(lane, &v[0], sizeof lane);
+  memcpy(lane, &v, sizeof lane);
   UNROLL for (int half = W / 2; half > 0; half /= 2) {
     UNROLL for (int j = 0; j < half; j++) lane[j] += lane[j + half];
   }
   return lane[0];
+}
+
+/* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other, and
+ * easier on the register file, as every other operand is a result just made. */
+ALWAYS_INLINE V NAME(tree)(const V *v, const int count) {
+  V t[16];
+  UNROLL for (int j = 0; j < count; j++) t[j] = v[j];
+  UNROLL for (int half = 1; half < count; half *= 2) {
+    UNROLL for (int j = 0; j + half < count; j += 2 * half) t[j] += t[j + half];
+  }
+  return t[0];
+}
+
+/* The sum of a[j] * b[j] over `count` vectors, in two chains. */
+ALWAYS_INLINE V NAME(dot)(const V *a, const V *b, const int count) {
+  if (count == 1) return a[0] * b[0];
+  V even = a[0] * b[0], odd = a[1] * b[1];
+  UNROLL for (int j = 2; j < count; j += 2) {
+    even = FMA(a[j], b[j], even);
+    odd = FMA(a[j + 1], b[j + 1], odd);
+  }
+  return even + odd;
 }
 
 /* How many elements to do before p is aligned for whole-vector stores of T. */

@@ -45,10 +45,11 @@ typedef struct onepass_norm_problem {
   bool backward;
   bool divide_by_count; /* the statistic is a mean, not a sum */
   bool packed;          /* some rows are not dense in memory: copy chunks of them before and after */
-  bool stream;          /* the output exceeds the caches: write past them */
+  bool stream;          /* what moves exceeds the caches: write past them */
   bool packed_weights;  /* weight or bias is not dense: copy them first */
   int threads;
   double eps;
+  double one_over_n;        /* of the elements in a row */
   onepass_type type;        /* of x, y, dy, dx */
   onepass_type weight_type; /* of weight, bias, dweight, dbias */
   onepass_walk rows;        /* over the rows */
@@ -58,7 +59,7 @@ typedef struct onepass_norm_problem {
   int64_t strip;            /* COLUMNS: rows done together */
   int64_t segment;          /* SPLIT: elements of all rows done together */
   /* Where things are in the workspace, in bytes from its start. */
-  size_t sums_at, partials_at, weights_at, scratch_at, scratch_size;
+  size_t sums_at, scales_at, partials_at, weights_at, scratch_at, scratch_size;
 } onepass_norm_problem;
 
 /* What a reference is given: one row, as doubles through these accessors. */

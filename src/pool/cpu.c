@@ -31,11 +31,10 @@ static int64_t segments_of(const onepass_pool_problem *p) {
 
 void onepass_pool_choose_cpu(onepass_plan *plan, int threads, onepass_vector_level level) {
   onepass_pool_problem *p = &plan->problem.pool;
-  const onepass_layout *output = &plan->layouts.of[p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y];
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->kernels = kernels_at(level, p->type);
   p->stream = p->long_step == 1 && p->pooled_step == 1 &&
-              output->count * onepass_type_size(p->type) > onepass_this_machine()->last;
+              plan->info.bytes > onepass_this_machine()->last;
   /* Whole lines, unless there are fewer than threads. */
   const int64_t share = p->lines.count >= threads ? output_length(p)
                                                   : (output_length(p) - 1) / threads + 1;

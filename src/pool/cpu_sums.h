@@ -83,21 +83,30 @@ ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, i
 ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
                                        const bool stream) {
   int64_t i = 0;
-  if (count + 7 < 4 * W) return 0;
+  enum { GROUP = 4 };
+  if (count + 7 < (3 + GROUP) * W) return 0;
   const V first = LOAD(x), second = LOAD(x + W);
   V ahead = LOAD(x + 2 * W);
   V twos = second + ON1(second, ahead);
   const V first_twos = first + ON1(first, second);
   V fours = first_twos + ON2(first_twos, twos);
-  UNROLL_4 for (; i + 4 * W <= count + 7; i += W) {
-    prefetch_ahead(x + i, W * sizeof(T));
-    const V next = LOAD(x + i + 3 * W);
-    const V next_twos = ahead + ON1(ahead, next);
-    const V next_fours = twos + ON2(twos, next_twos);
-    STORE(y + i, (fours + ON4(fours, next_fours)) * ALL(scale), stream);
-    ahead = next;
-    twos = next_twos;
-    fours = next_fours;
+  for (; i + (3 + GROUP) * W <= count + 7; i += GROUP * W) {
+    V raw[GROUP + 1], two[GROUP + 1], four[GROUP + 1]; /* each from where the last group ended */
+    raw[0] = ahead;
+    two[0] = twos;
+    four[0] = fours;
+    prefetch_ahead(x + i, GROUP * W * sizeof(T));
+    UNROLL for (int j = 0; j < GROUP; j++) {
+      raw[j + 1] = LOAD(x + i + (3 + j) * W);
+      two[j + 1] = raw[j] + ON1(raw[j], raw[j + 1]);
+      four[j + 1] = two[j] + ON2(two[j], two[j + 1]);
+    }
+    UNROLL for (int j = 0; j < GROUP; j++) {
+      STORE(y + i + j * W, (four[j] + ON4(four[j], four[j + 1])) * ALL(scale), stream);
+    }
+    ahead = raw[GROUP];
+    twos = two[GROUP];
+    fours = four[GROUP];
   }
   return i;
 }

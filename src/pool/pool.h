@@ -12,7 +12,7 @@ typedef struct onepass_pool_problem {
   const struct onepass_pool_kernels *kernels;
   bool backward;
   bool count_include_pad;
-  bool stream; /* the output exceeds the caches: write past them */
+  bool stream; /* what moves exceeds the caches: write past them */
   int threads;
   onepass_type type;
   int64_t kernel, stride, padding;
