@@ -11,8 +11,8 @@
 #include "table.h"
 
 static const char *const direction_choices[] = {"fwd", "bwd", "both", NULL};
-static const char *const vector_choices[] = {"best", "baseline", "avx2", "avx512",
-                                             "sse2", "neon",     NULL};
+static const char *const vector_choices[] = {"best", "baseline", "avx2",      "avx512",
+                                             "sse2", "neon",     "neon_bf16", NULL};
 
 enum { BOTH_DIRECTIONS = 2, NOT_GIVEN = INT32_MIN, MOST_LINES = 64 };
 
@@ -70,7 +70,8 @@ static problem make_problem(const request *request, op_kind op, onepass_directio
 static int32_t vector_level(const request *request) {
   const int32_t levels[] = {ONEPASS_VECTOR_BEST,     ONEPASS_VECTOR_BASELINE,
                             ONEPASS_VECTOR_AVX2,     ONEPASS_VECTOR_AVX512,
-                            ONEPASS_VECTOR_BASELINE, ONEPASS_VECTOR_BASELINE};
+                            ONEPASS_VECTOR_BASELINE, ONEPASS_VECTOR_BASELINE,
+                            ONEPASS_VECTOR_NEON_BF16};
   return levels[request->vector];
 }
 

@@ -35,7 +35,8 @@ static bool fail_status(session *session, const char *what, onepass_status statu
 }
 
 static const char *level_name(int32_t level) {
-  static const char *const names[] = {"best", "baseline", "avx2", "avx512"};
+  static const char *const names[] = {"best", "baseline", "avx2", "avx512",
+                                       "neon_bf16"};
   return names[level];
 }
 
@@ -48,7 +49,7 @@ void find_levels(checker *checker) {
   operand operands[ROLES];
   problem_operands(&problem, LAYOUT_COMPACT, operands);
   checker->level_count = 0;
-  for (int32_t level = ONEPASS_VECTOR_BASELINE; level <= ONEPASS_VECTOR_AVX512; level++) {
+  for (int32_t level = ONEPASS_VECTOR_BASELINE; level <= ONEPASS_VECTOR_NEON_BF16; level++) {
     onepass_options options = {.vector_level = level};
     onepass_plan *plan = NULL;
     if (problem_plan(&problem, operands, &options, &plan) == ONEPASS_OK)

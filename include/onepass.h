@@ -202,7 +202,8 @@ typedef enum onepass_vector_level {
   ONEPASS_VECTOR_BEST = 0,     /* what this CPU has */
   ONEPASS_VECTOR_BASELINE = 1, /* SSE2 on x86-64, NEON on AArch64 */
   ONEPASS_VECTOR_AVX2 = 2,     /* with FMA and F16C */
-  ONEPASS_VECTOR_AVX512 = 3    /* F, BW, DQ and VL */
+  ONEPASS_VECTOR_AVX512 = 3,   /* F, BW, DQ and VL */
+  ONEPASS_VECTOR_NEON_BF16 = 4 /* NEON with bfloat16 conversions */
 } onepass_vector_level;
 
 /* How to run, as opposed to what. All zeros, or NULL in place of the struct, is the best choice. */
@@ -250,7 +251,7 @@ ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_b
 typedef struct onepass_plan_info {
   const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
   const char *kernel; /* how it will be run: "rows", "split_rows", "columns", "packed", ... */
-  const char *vector; /* "neon", "sse2", "avx2", "avx512"; "double" for the reference */
+  const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference */
   int32_t threads;    /* how many will work on it */
   int64_t bytes;      /* inputs once plus outputs once: what must move */
   size_t workspace;   /* as onepass_plan_workspace */
@@ -294,7 +295,7 @@ ONEPASS_API onepass_status onepass_avg_pool1d_backward(const onepass_tensor *dy,
 
 typedef struct onepass_cpu_info {
   char name[64];        /* the processor's name, or "unknown" */
-  const char *vector;   /* the best vector level: "neon", "sse2", "avx2", "avx512" */
+  const char *vector;   /* the best vector level, as in onepass_plan_info */
   int32_t threads;      /* what options.threads = 0 stands for now */
   int64_t l1, l2, last; /* bytes of data cache: of a core, of a core, of the last level */
   const char *build;    /* compiler, thread library and backends this library was built with */

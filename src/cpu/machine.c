@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#if defined(ONEPASS_HAS_NEON_BF16)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include "core/status.h"
 #include "cpu/threads.h"
@@ -100,14 +104,23 @@ static onepass_vector_level best_level(void) {
     return ONEPASS_VECTOR_AVX512;
   }
   return ONEPASS_VECTOR_AVX2; /* every CPU with AVX2 has F16C */
+#elif defined(ONEPASS_HAS_NEON_BF16)
+  return getauxval(AT_HWCAP2) & HWCAP2_BF16 ? ONEPASS_VECTOR_NEON_BF16 : ONEPASS_VECTOR_BASELINE;
 #else
   return ONEPASS_VECTOR_BASELINE;
 #endif
 }
 
+/* x86-64 levels each contain those below; AArch64 has the baseline and perhaps one more. */
+static int has_level(int32_t level, onepass_vector_level best) {
+  if (level == ONEPASS_VECTOR_BASELINE || level == (int32_t)best) return 1;
+  return level == ONEPASS_VECTOR_AVX2 && best == ONEPASS_VECTOR_AVX512;
+}
+
 const char *onepass_vector_name(onepass_vector_level level) {
   if (level == ONEPASS_VECTOR_AVX2) return "avx2";
   if (level == ONEPASS_VECTOR_AVX512) return "avx512";
+  if (level == ONEPASS_VECTOR_NEON_BF16) return "neon_bf16";
 #if defined(__x86_64__)
   return "sse2";
 #elif defined(__aarch64__)
@@ -119,9 +132,9 @@ const char *onepass_vector_name(onepass_vector_level level) {
 
 onepass_status onepass_choose_level(int32_t asked, onepass_vector_level *level) {
   const onepass_vector_level best = onepass_this_machine()->level;
-  if (asked < 0 || asked > (int32_t)best) {
+  if (asked != ONEPASS_VECTOR_BEST && !has_level(asked, best)) {
     return onepass_fail(ONEPASS_BAD_OPTION,
-                        "options.vector_level = %d: expected 0 (best) to %d (%s), this CPU's best",
+                        "options.vector_level = %d: expected a level this CPU has, %d (%s) at best",
                         (int)asked, (int)best, onepass_vector_name(best));
   }
   *level = asked ? (onepass_vector_level)asked : best;

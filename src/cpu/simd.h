@@ -1,5 +1,6 @@
 /*
- * Vectors of the level this file is compiled for (ONEPASS_LEVEL: sse2, avx2, avx512, neon, generic).
+ * Vectors of the level this file is compiled for (ONEPASS_LEVEL: sse2, avx2, avx512, neon, neon_bf16,
+ * generic).
  *
  * Arithmetic, comparisons and shifts are the compiler's own on vector types; only what those cannot say
  * is written per level here: fused multiply-add, half-precision conversion and streaming stores. The
@@ -238,10 +239,14 @@ ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
 /* ---- Rounding to the half types -------------------------------------------------------------------- */
 
 ALWAYS_INLINE u16v round_bf16(f32v v) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (u16v)vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)v));
+#else
   const u32v bits = (u32v)v, high = bits >> 16;
   const u32v nearest = (bits + 0x7fff + (high & 1)) >> 16;
   const u32v is_nan = (u32v)(v != v);
   return narrow((nearest & ~is_nan) | ((high | 0x40) & is_nan));
+#endif
 }
 
 ALWAYS_INLINE u16v round_f16(f32v v) {
@@ -318,6 +323,81 @@ ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
     *(u16v_any *)p = half;
   }
 }
+
+/* ---- Several vectors at once: a pair of half-type vectors is one load or store --------------------- */
+
+ALWAYS_INLINE void loads_f32(f32v *v, const float *p, const int count) {
+  UNROLL for (int j = 0; j < count; j++) v[j] = load_f32(p + j * LANES_F32);
+}
+ALWAYS_INLINE void loads_f64(f64v *v, const double *p, const int count) {
+  UNROLL for (int j = 0; j < count; j++) v[j] = load_f64(p + j * LANES_F64);
+}
+ALWAYS_INLINE void stores_f32(float *p, const f32v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j < count; j++) store_f32(p + j * LANES_F32, v[j], stream);
+}
+ALWAYS_INLINE void stores_f64(double *p, const f64v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j < count; j++) store_f64(p + j * LANES_F64, v[j], stream);
+}
+
+#if defined(__ARM_NEON) && defined(__aarch64__)
+
+ALWAYS_INLINE void loads_bf16(f32v *v, const uint16_t *p, const int count) {
+  UNROLL for (int j = 0; j + 1 < count; j += 2) {
+    const uint16x8_t halves = vld1q_u16(p + j * LANES_F32);
+    v[j] = (f32v)vzip1q_u16(vdupq_n_u16(0), halves);
+    v[j + 1] = (f32v)vzip2q_u16(vdupq_n_u16(0), halves);
+  }
+  if (count % 2) v[count - 1] = load_bf16(p + (count - 1) * LANES_F32);
+}
+
+ALWAYS_INLINE void loads_f16(f32v *v, const uint16_t *p, const int count) {
+  UNROLL for (int j = 0; j + 1 < count; j += 2) {
+    const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(p + j * LANES_F32));
+    v[j] = (f32v)vcvt_f32_f16(vget_low_f16(halves));
+    v[j + 1] = (f32v)vcvt_high_f32_f16(halves);
+  }
+  if (count % 2) v[count - 1] = load_f16(p + (count - 1) * LANES_F32);
+}
+
+ALWAYS_INLINE void stores_bf16(uint16_t *p, const f32v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j + 1 < count; j += 2) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    const bfloat16x8_t low = vcvtq_low_bf16_f32((float32x4_t)v[j]);
+    vst1q_u16(p + j * LANES_F32,
+              vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(low, (float32x4_t)v[j + 1])));
+#else
+    vst1q_u16(p + j * LANES_F32, vcombine_u16((uint16x4_t)round_bf16(v[j]),
+                                              (uint16x4_t)round_bf16(v[j + 1])));
+#endif
+  }
+  if (count % 2) store_bf16(p + (count - 1) * LANES_F32, v[count - 1], stream);
+}
+
+ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j + 1 < count; j += 2) {
+    const float16x4_t low = vcvt_f16_f32((float32x4_t)v[j]);
+    vst1q_u16(p + j * LANES_F32,
+              vreinterpretq_u16_f16(vcvt_high_f16_f32(low, (float32x4_t)v[j + 1])));
+  }
+  if (count % 2) store_f16(p + (count - 1) * LANES_F32, v[count - 1], stream);
+}
+
+#else
+
+ALWAYS_INLINE void loads_bf16(f32v *v, const uint16_t *p, const int count) {
+  UNROLL for (int j = 0; j < count; j++) v[j] = load_bf16(p + j * LANES_F32);
+}
+ALWAYS_INLINE void loads_f16(f32v *v, const uint16_t *p, const int count) {
+  UNROLL for (int j = 0; j < count; j++) v[j] = load_f16(p + j * LANES_F32);
+}
+ALWAYS_INLINE void stores_bf16(uint16_t *p, const f32v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j < count; j++) store_bf16(p + j * LANES_F32, v[j], stream);
+}
+ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool stream) {
+  UNROLL for (int j = 0; j < count; j++) store_f16(p + j * LANES_F32, v[j], stream);
+}
+
+#endif
 
 /* Make streamed stores visible to other threads, before a task ends. */
 ALWAYS_INLINE void end_streams(void) {

@@ -59,6 +59,9 @@ static const onepass_norm_kernels *kernels_at(onepass_vector_level level,
   if (level == ONEPASS_VECTOR_AVX2) return onepass_norm_kernels_avx2(statistic, type, weight_type);
   return onepass_norm_kernels_sse2(statistic, type, weight_type);
 #elif defined(__aarch64__)
+#if defined(ONEPASS_HAS_NEON_BF16)
+  if (level == ONEPASS_VECTOR_NEON_BF16) return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
+#endif
   (void)level;
   return onepass_norm_kernels_neon(statistic, type, weight_type);
 #else

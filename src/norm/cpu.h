@@ -71,7 +71,8 @@ typedef const onepass_norm_kernels *onepass_norm_kernels_at_level(onepass_statis
                                                                  onepass_type type,
                                                                  onepass_type weight_type);
 onepass_norm_kernels_at_level onepass_norm_kernels_sse2, onepass_norm_kernels_avx2,
-    onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_generic;
+    onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_neon_bf16,
+    onepass_norm_kernels_generic;
 
 /* ---- From sums to what is done with them: once a row, in double ------------------------------------ */
 

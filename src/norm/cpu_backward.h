@@ -26,11 +26,9 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
                                          const NAME(saved) *saved, const T *x, const T *dy,
                                          const WT *weight, const bool partial, int64_t count) {
   V v[U], g[U], w[U] = {0};
-  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
-  UNROLL for (int j = 0; j < U; j++) g[j] = LOAD(dy + j * W);
-  if (has_weight) {
-    UNROLL for (int j = 0; j < U; j++) w[j] = LOADW(weight + j * W);
-  }
+  LOADS(v, x, U);
+  LOADS(g, dy, U);
+  if (has_weight) LOADSW(w, weight, U);
   if (statistic == ONEPASS_STATISTIC_ABS) {
     sums->b += NAME(dot)(g, v, U);
     UNROLL for (int j = 0; j < U; j++) v[j] = ABS(v[j]);
@@ -65,14 +63,12 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
                                         const T *x, const T *dy, const WT *weight, C *dweight,
                                         C *dbias) {
   V v[U], d[U], w[U] = {0}, dw[U] = {0}, db[U] = {0}; /* whole arrays at a time, so that loads and stores pair up */
-  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
-  UNROLL for (int j = 0; j < U; j++) d[j] = LOAD(dy + j * W);
-  if (has_weight) {
-    UNROLL for (int j = 0; j < U; j++) w[j] = LOADW(weight + j * W);
-  }
+  LOADS(v, x, U);
+  LOADS(d, dy, U);
+  if (has_weight) LOADSW(w, weight, U);
   if (sum_weights) {
-    UNROLL for (int j = 0; j < U; j++) dw[j] = LOADC(dweight + j * W);
-    UNROLL for (int j = 0; j < U; j++) db[j] = LOADC(dbias + j * W);
+    LOADSC(dw, dweight, U);
+    LOADSC(db, dbias, U);
   }
   UNROLL for (int j = 0; j < U; j++) {
     if (statistic == ONEPASS_STATISTIC_ABS) {
@@ -87,10 +83,10 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
       v[j] = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
     }
   }
-  UNROLL for (int j = 0; j < U; j++) STORE(dx + j * W, v[j], stream);
+  STORES(dx, v, U, stream);
   if (sum_weights) {
-    UNROLL for (int j = 0; j < U; j++) STOREC(dweight + j * W, dw[j], false);
-    UNROLL for (int j = 0; j < U; j++) STOREC(dbias + j * W, db[j], false);
+    STORESC(dweight, dw, U, false);
+    STORESC(dbias, db, U, false);
   }
 }
 

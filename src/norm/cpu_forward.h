@@ -24,7 +24,7 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
                                       NAME(lanes) *lanes, const T *x, V shift, const bool partial,
                                       int64_t count) {
   V v[U];
-  UNROLL for (int j = 0; j < U; j++) v[j] = LOAD(x + j * W);
+  LOADS(v, x, U);
   UNROLL for (int j = 0; j < U; j++) {
     if (statistic == ONEPASS_STATISTIC_ABS) v[j] = ABS(v[j]);
     if (centered) v[j] -= shift;
@@ -48,13 +48,9 @@ ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bo
                                      T *y, const T *x, const WT *weight, const WT *bias) {
   UNROLL for (int k = 0; k < U; k += G) { /* groups small enough for the registers */
     V v[G], w[G] = {0}, b[G] = {0};         /* whole arrays at a time, so that loads pair up */
-    UNROLL for (int j = 0; j < G; j++) v[j] = LOAD(x + (k + j) * W);
-    if (affine & 1) {
-      UNROLL for (int j = 0; j < G; j++) w[j] = LOADW(weight + (k + j) * W);
-    }
-    if (affine & 2) {
-      UNROLL for (int j = 0; j < G; j++) b[j] = LOADW(bias + (k + j) * W);
-    }
+    LOADS(v, x + k * W, G);
+    if (affine & 1) LOADSW(w, weight + k * W, G);
+    if (affine & 2) LOADSW(b, bias + k * W, G);
     UNROLL for (int j = 0; j < G; j++) {
       if (statistic == ONEPASS_STATISTIC_ABS) {
         v[j] *= s->scale;
@@ -65,7 +61,7 @@ ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bo
         if (affine == 2) v[j] += b[j];
       }
     }
-    UNROLL for (int j = 0; j < G; j++) STORE(y + (k + j) * W, v[j], stream);
+    STORES(y + k * W, v, G, stream);
   }
 }
 

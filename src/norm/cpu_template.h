@@ -9,9 +9,13 @@
 #define V       JOIN2(vector_, SUMS)
 #define W       JOIN2(lanes_, SUMS)
 #define LOAD    JOIN2(load_, ELEMENT)
-#define LOADW   JOIN2(load_, WEIGHTS)
 #define LOADC   JOIN2(load_, SUMS)
 #define STORE   JOIN2(store_, ELEMENT)
+#define LOADS   JOIN2(loads_, ELEMENT)
+#define LOADSW  JOIN2(loads_, WEIGHTS)
+#define LOADSC  JOIN2(loads_, SUMS)
+#define STORES  JOIN2(stores_, ELEMENT)
+#define STORESC JOIN2(stores_, SUMS)
 #define STOREC  JOIN2(store_, SUMS)
 #define ALL     JOIN2(all_, SUMS)
 #define FIRST   JOIN2(first_, SUMS)
@@ -87,9 +91,13 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef V
 #undef W
 #undef LOAD
-#undef LOADW
 #undef LOADC
 #undef STORE
+#undef LOADS
+#undef LOADSW
+#undef LOADSC
+#undef STORES
+#undef STORESC
 #undef STOREC
 #undef ALL
 #undef FIRST

@@ -13,6 +13,9 @@ static const onepass_pool_kernels *kernels_at(onepass_vector_level level, onepas
   if (level == ONEPASS_VECTOR_AVX2) return onepass_pool_kernels_avx2(type);
   return onepass_pool_kernels_sse2(type);
 #elif defined(__aarch64__)
+#if defined(ONEPASS_HAS_NEON_BF16)
+  if (level == ONEPASS_VECTOR_NEON_BF16) return onepass_pool_kernels_neon_bf16(type);
+#endif
   (void)level;
   return onepass_pool_kernels_neon(type);
 #else

@@ -3,7 +3,10 @@
 
 #include "cpu/template.h"
 
-enum { REDUCED_ONE_BY_ONE = 16 }; /* from this stride on, summing every window by itself is cheaper */
+enum {
+  REDUCED_ONE_BY_ONE = 16, /* from this stride on, summing every window by itself is cheaper */
+  ADDED_ONE_BY_ONE = 8     /* up to so many fours a window adds them up; beyond, it doubles them */
+};
 
 #define ELEMENT f32
 #define SUMS    f32

@@ -12,6 +12,8 @@
 #define LOAD      JOIN2(load_, ELEMENT)
 #define LOADC     JOIN2(load_, SUMS)
 #define STORE     JOIN2(store_, ELEMENT)
+#define LOADS     JOIN2(loads_, ELEMENT)
+#define STORES    JOIN2(stores_, ELEMENT)
 #define STOREC    JOIN2(store_, SUMS)
 #define ALL       JOIN2(all_, SUMS)
 #define ON1       JOIN2(on1_, SUMS)
@@ -96,15 +98,14 @@ ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
     two[0] = twos;
     four[0] = fours;
     prefetch_ahead(x + i, GROUP * W * sizeof(T));
+    LOADS(raw + 1, x + i + 3 * W, GROUP);
     UNROLL for (int j = 0; j < GROUP; j++) {
-      raw[j + 1] = LOAD(x + i + (3 + j) * W);
       two[j + 1] = raw[j] + ON1(raw[j], raw[j + 1]);
       four[j + 1] = two[j] + ON2(two[j], two[j + 1]);
     }
-    UNROLL for (int j = 0; j < GROUP; j++) {
-      STORE(y + i + j * W, (four[j] + ON4(four[j], four[j + 1])) * ALL(scale), stream);
-    }
-    ahead = raw[GROUP];
+    UNROLL for (int j = 0; j < GROUP; j++) raw[j] = (four[j] + ON4(four[j], four[j + 1])) * ALL(scale);
+    STORES(y + i, raw, GROUP, stream);
+    ahead = raw[GROUP]; /* the others hold results now */
     twos = two[GROUP];
     fours = four[GROUP];
   }
@@ -112,9 +113,9 @@ ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
 }
 
 /* Windows of many fours: fours become eights, sixteens, ... in place, and `sums` collects those that the
- * window's length is made of, smallest first. */
+ * window's length is made of, smallest first. Both buffers have room for whole vectors past their end. */
 static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, const T *tail,
-                                    int singles, int64_t count, C scale, bool stream) {
+                                    int singles, int64_t count, C scale) {
   for (int64_t i = 0; i < count; i++) {
     C sum = 0;
     for (int s = 0; s < singles; s++) sum += GET(tail + i + s);
@@ -123,13 +124,17 @@ static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, cons
   int64_t offset = 0, valid = count + 4 * (quads - 1); /* how many of `fours` are sums still */
   for (int64_t size = 4; quads; size *= 2, quads /= 2) {
     if (quads & 1) {
-      for (int64_t i = 0; i < count; i++) sums[i] += fours[i + offset];
+      UNROLL_4 for (int64_t i = 0; i < count; i += W) {
+        STOREC(sums + i, LOADC(sums + i) + LOADC(fours + i + offset), false);
+      }
       offset += size;
     }
     valid -= size;
-    for (int64_t i = 0; quads > 1 && i < valid; i++) fours[i] += fours[i + size];
+    if (quads == 1) break;
+    UNROLL_4 for (int64_t i = 0; i < valid; i += W) {
+      STOREC(fours + i, LOADC(fours + i) + LOADC(fours + i + size), false);
+    }
   }
-  (void)stream; /* large windows have more to compute than to store */
   for (int64_t i = 0; i < count; i++) PUT(y + i, sums[i] * scale);
 }
 
@@ -167,8 +172,12 @@ static void NAME(sum_tile)(T *y, const T *x, int64_t kernel, int64_t count, C sc
   if (quads == 4 && singles == 0) { CASE(4, 0); }
 #undef CASE
 #undef SMALL_CASE
+  if (quads <= ADDED_ONE_BY_ONE) {
+    NAME(finish_windows)(y, scratch, (int)quads, tail, singles, count, scale, false);
+    return;
+  }
   C *sums = scratch + ONEPASS_POOL_TILE + kernel + 64;
-  NAME(sum_large_windows)(y, scratch, sums, quads, tail, singles, count, scale, stream);
+  NAME(sum_large_windows)(y, scratch, sums, quads, tail, singles, count, scale);
 }
 
 /* The sum of one window by itself, in 32 lanes and then, every 4096 elements, in double. */

@@ -8,7 +8,7 @@
 /* Outputs begin..end of a line whose windows start at x + begin and so on, all inside. */
 static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t end, C *scratch,
                         bool stream) {
-  const C scale = (C)(1.0 / (double)kernel);
+  const C scale = (C)(1 / (double)kernel);
   const int64_t unaligned =
       (int64_t)((W * sizeof(T) - (uintptr_t)(y + begin) % (W * sizeof(T))) % (W * sizeof(T)) /
                 sizeof(T));
@@ -72,6 +72,14 @@ static C *NAME(part_of)(const onepass_pool_problem *p, void *scratch, int part) 
   return (C *)scratch + part * (room + p->kernel + 64);
 }
 
+/* What an output's sum is multiplied by: one over its divisor, which is the kernel wherever the window is
+ * inside the line. */
+ALWAYS_INLINE C NAME(share_of)(const onepass_pool_problem *p, int64_t output) {
+  const int64_t begin = output * p->stride - p->padding;
+  if (begin >= 0 && begin + p->kernel <= p->length) return (C)p->one_over_kernel;
+  return 1 / (C)onepass_window_of(p, output).divisor;
+}
+
 static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end,
                         void *scratch) {
   C *laid_out = NAME(part_of)(p, scratch, 0), *sums = NAME(part_of)(p, scratch, 1);
@@ -83,8 +91,7 @@ static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t
                   start + (count - 1) * p->stride + p->kernel);
     NAME(sum_laid_out)(sums, laid_out, p->kernel, p->stride, count, NAME(part_of)(p, scratch, 2));
     for (int64_t o = 0; o < count; o++) {
-      const C divisor = (C)onepass_window_of(p, first + o).divisor;
-      PUT(y + (first + o) * p->pooled_step, sums[o] / divisor);
+      PUT(y + (first + o) * p->pooled_step, sums[o] * NAME(share_of)(p, first + o));
     }
   }
 }
@@ -108,23 +115,53 @@ ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
+/* Small windows with strides to match, wholly inside a dense line: as constants the compiler turns the
+ * strides into de-interleaving loads. x is where output 0 would start. */
+ALWAYS_INLINE void NAME(stride_over)(T *restrict y, const T *restrict x, const int kernel,
+                                     const int stride, int64_t begin, int64_t end, C scale) {
+  for (int64_t o = begin; o < end; o++) {
+    C sum = GET(x + o * stride);
+    UNROLL for (int k = 1; k < kernel; k++) sum += GET(x + o * stride + k);
+    PUT(y + o, sum * scale);
+  }
+}
+
+static bool NAME(stride_over_known)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin,
+                                    int64_t end) {
+  const C scale = (C)p->one_over_kernel;
+  if (p->kernel == 2 && p->stride == 2) {
+    NAME(stride_over)(y, x, 2, 2, begin, end, scale);
+  } else if (p->kernel == 3 && p->stride == 2) {
+    NAME(stride_over)(y, x, 3, 2, begin, end, scale);
+  } else if (p->kernel == 3 && p->stride == 3) {
+    NAME(stride_over)(y, x, 3, 3, begin, end, scale);
+  } else if (p->kernel == 4 && p->stride == 4) {
+    NAME(stride_over)(y, x, 4, 4, begin, end, scale);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x, int64_t begin,
                           int64_t end, void *scratch) {
   if (p->kernel > ONEPASS_POOL_WIDEST_TILED) {
     NAME(wide)(p, y, x, begin, end);
     return;
   }
-  if (p->stride > 1 || p->long_step != 1 || p->pooled_step != 1) {
+  /* Outputs first..last have their window inside the line. */
+  const int64_t inside = p->length + p->padding - p->kernel; /* where the last of them starts */
+  const int64_t first = NAME(clamp)((p->padding + p->stride - 1) / p->stride, begin, end);
+  const int64_t last = NAME(clamp)(inside < 0 ? 0 : inside / p->stride + 1, first, end);
+  const T *start = (const T *)x - p->padding;
+  const bool dense = p->long_step == 1 && p->pooled_step == 1;
+  if (dense && p->stride == 1 && first < last) {
+    NAME(dense)(y, start, p->kernel, first, last, scratch, p->stream);
+  } else if (!dense || first >= last || !NAME(stride_over_known)(p, y, start, first, last)) {
     NAME(tiled)(p, y, x, begin, end, scratch);
     return;
   }
-  /* Outputs first..last have their window inside the line. */
-  const int64_t first = NAME(clamp)(p->padding, begin, end);
-  const int64_t last = NAME(clamp)(p->length + p->padding - p->kernel + 1, first, end);
   NAME(tiled)(p, y, x, begin, first, scratch);
-  if (first < last) {
-    NAME(dense)(y, (const T *)x - p->padding, p->kernel, first, last, scratch, p->stream);
-  }
   NAME(tiled)(p, y, x, last, end, scratch);
 }
 
@@ -137,8 +174,7 @@ static void NAME(spread)(const onepass_pool_problem *p, C *at, const T *dy, int6
   for (int64_t t = begin; t < end; t++) at[t - begin] = 0;
   const int64_t first = begin <= 0 ? 0 : (begin + p->stride - 1) / p->stride;
   for (int64_t o = first; o < p->pooled && o * p->stride < end; o++) {
-    at[o * p->stride - begin] =
-        GET(dy + o * p->pooled_step) / (C)onepass_window_of(p, o).divisor;
+    at[o * p->stride - begin] = GET(dy + o * p->pooled_step) * NAME(share_of)(p, o);
   }
 }
 
@@ -202,6 +238,8 @@ static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *
 #undef LOAD
 #undef LOADC
 #undef STORE
+#undef LOADS
+#undef STORES
 #undef STOREC
 #undef ALL
 #undef ON1

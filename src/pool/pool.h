@@ -16,6 +16,7 @@ typedef struct onepass_pool_problem {
   int threads;
   onepass_type type;
   int64_t kernel, stride, padding;
+  double one_over_kernel;
   int64_t length, pooled;         /* elements of a line before and after pooling */
   int64_t long_step, pooled_step; /* from one element of such a line to the next */
   onepass_walk lines;             /* over the lines, all axes but the last */
