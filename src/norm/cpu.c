@@ -8,9 +8,8 @@
 #include "cpu/threads.h"
 
 enum {
-  FORWARD_SEGMENT = 32768, /* SPLIT: elements of all rows done together; their weights stay in L2 */
+  SEGMENT = 32768, /* SPLIT: elements of all rows that a thread does together */
   APPLIED_TOGETHER = 1024, /* of those, elements of a row applied at a time; their weights stay in L1 */
-  BACKWARD_SEGMENT = 4096, /* the same backward, where sums of dweight and dbias stay in L1 too */
   ROWS_SUMMED = 64,         /* rows whose dweight is summed in the type of sums before double takes over */
   MOST_ROW_BLOCKS = 64,     /* ROWS backward: partial dweights */
   LEAST_ROW_BLOCK = 16,     /* rows a partial dweight is worth */
@@ -101,9 +100,8 @@ static int64_t chunks_of(const onepass_norm_problem *p) {
 /* Whole chunks, few enough for every thread to have a segment. */
 static int64_t choose_segment(const onepass_norm_problem *p, int threads) {
   const int64_t chunk = p->backward ? ONEPASS_NORM_BACKWARD_CHUNK : ONEPASS_NORM_CHUNK;
-  const int64_t most = p->backward ? BACKWARD_SEGMENT : FORWARD_SEGMENT;
   const int64_t share = divide_up(divide_up(p->elements.count, threads), chunk) * chunk;
-  return share < most ? share : most;
+  return share < SEGMENT ? share : SEGMENT;
 }
 
 /* How many pieces there are for threads to share. */
@@ -136,7 +134,7 @@ static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
   size_t size = p->packed ? 3 * ONEPASS_NORM_CHUNK * element : 0; /* x, dy and the output */
   if (summing && p->strategy == ONEPASS_NORM_ROWS) size += 2 * n * sums_size;
   if (summing && p->strategy == ONEPASS_NORM_SPLIT) {
-    size += 2 * BACKWARD_SEGMENT * (sums_size + sizeof(double));
+    size += 2 * APPLIED_TOGETHER * (sums_size + sizeof(double));
   }
   return size;
 }
@@ -406,8 +404,8 @@ static void forward_split(work *w) {
 typedef struct weight_sums {
   char *recent;
   double *total;
-  int64_t count;
-  int64_t rows; /* in `recent` */
+  int64_t begin, count; /* which elements */
+  int64_t rows;         /* in `recent` */
 } weight_sums;
 
 static size_t sums_bytes(const work *w, int64_t count) {
@@ -449,21 +447,43 @@ static onepass_row_sums gather_backward_piece(const work *w, int64_t row, int64_
                                      saved_at(w, ONEPASS_ROLE_RSTD, row), count);
 }
 
+/* What is added to for element `begin` of the sums, dweight's part or dbias's, or NULL. */
+static char *recent_at(const work *w, const weight_sums *sums, int64_t begin, int part) {
+  if (!sums->recent) return NULL;
+  return sums->recent + sums_bytes(w, begin - sums->begin + part * sums->count);
+}
+
 static void apply_backward_piece(const work *w, int64_t row, int64_t begin, int64_t count,
                                  const onepass_row_gradient *gradient, const weight_sums *sums,
-                                 int64_t sums_begin, char *packed) {
+                                 char *packed) {
   const onepass_norm_problem *p = w->problem;
-  char *packed_dy = packed_part(p, packed, 1);
   const char *x = piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed);
-  const char *dy = piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_dy);
-  char *dweight = NULL, *dbias = NULL;
-  if (sums->recent) {
-    dweight = sums->recent + sums_bytes(w, begin - sums_begin);
-    dbias = dweight + sums_bytes(w, sums->count);
-  }
+  const char *dy =
+      piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_part(p, packed, 1));
   p->kernels->apply_backward(p, gradient, piece_to_write(w, ONEPASS_ROLE_DX, row, begin, packed), x,
-                             dy, weight_at(p, w->buffers.weight, begin), dweight, dbias, count);
+                             dy, weight_at(p, w->buffers.weight, begin),
+                             recent_at(w, sums, begin, 0), recent_at(w, sums, begin, 1), count);
   finish_piece(w, ONEPASS_ROLE_DX, row, begin, count, packed);
+}
+
+/* The same and, of the next row, what gather_backward_piece does. */
+static onepass_row_sums apply_and_gather_piece(const work *w, int64_t row, int64_t begin,
+                                               int64_t count, const onepass_row_gradient *gradient,
+                                               const weight_sums *sums, char *packed) {
+  const onepass_norm_problem *p = w->problem;
+  if (p->packed) {
+    apply_backward_piece(w, row, begin, count, gradient, sums, packed);
+    return gather_backward_piece(w, row + 1, begin, count, packed);
+  }
+  const onepass_next_row next = {.x = row_start(w, ONEPASS_ROLE_X, row + 1, begin),
+                                 .dy = row_start(w, ONEPASS_ROLE_DY, row + 1, begin),
+                                 .mean = saved_at(w, ONEPASS_ROLE_MEAN, row + 1),
+                                 .rstd = saved_at(w, ONEPASS_ROLE_RSTD, row + 1)};
+  return p->kernels->apply_gather_backward(
+      p, gradient, piece_to_write(w, ONEPASS_ROLE_DX, row, begin, packed),
+      row_start(w, ONEPASS_ROLE_X, row, begin), row_start(w, ONEPASS_ROLE_DY, row, begin),
+      weight_at(p, w->buffers.weight, begin), recent_at(w, sums, begin, 0),
+      recent_at(w, sums, begin, 1), count, &next);
 }
 
 static onepass_row_gradient gradient_of(const work *w, int64_t row, onepass_row_sums sums) {
@@ -493,9 +513,12 @@ static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight
     for (int64_t i = 0; i < n; i += piece) {
       const int64_t count = least(n - i, piece);
       expect_soon(w, &gradient, row + 1 < end ? row + 1 : row, i);
-      apply_backward_piece(w, row, i, count, &gradient, weights, 0, packed);
-      if (row + 1 == end) continue;
-      onepass_merge_backward(&next, gather_backward_piece(w, row + 1, i, count, packed));
+      if (row + 1 == end) {
+        apply_backward_piece(w, row, i, count, &gradient, weights, packed);
+      } else {
+        onepass_merge_backward(
+            &next, apply_and_gather_piece(w, row, i, count, &gradient, weights, packed));
+      }
     }
     count_summed_row(w, weights);
   }
@@ -571,30 +594,38 @@ static void merge_backward_rows(void *context, int worker, int64_t begin, int64_
   }
 }
 
+/* Elements begin..end of all rows, and of dweight and dbias. */
+static void apply_backward_columns(const work *w, int64_t begin, int64_t end, char *packed) {
+  const onepass_norm_problem *p = w->problem;
+  weight_sums weights = {0};
+  if (sums_weights(&w->plan->layouts)) {
+    weights.begin = begin;
+    weights.count = end - begin;
+    weights.total = (double *)packed_part(p, packed, 3);
+    weights.recent = (char *)(weights.total + 2 * APPLIED_TOGETHER);
+    start_weight_sums(w, &weights);
+  }
+  for (int64_t row = 0; row < p->rows.count; row++) {
+    onepass_row_gradient gradient = gradient_of(w, row, *sums_of_row(w, row));
+    expect_soon(w, &gradient, row + 1 < p->rows.count ? row + 1 : row, begin);
+    apply_backward_piece(w, row, begin, end - begin, &gradient, &weights, packed);
+    count_summed_row(w, &weights);
+  }
+  add_recent(w, &weights);
+  for (int64_t i = 0; i < weights.count; i++) {
+    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, begin + i, weights.total[i]);
+    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, begin + i, weights.total[weights.count + i]);
+  }
+}
+
 static void apply_backward_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
-  const onepass_norm_problem *p = w->problem;
-  const int64_t n = p->elements.count;
-  char *packed = scratch_for(w, worker);
-  weight_sums weights = {0};
+  const int64_t n = w->problem->elements.count;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
-    const int64_t first = segment * w->problem->segment, last = least(first + w->problem->segment, n);
-    if (sums_weights(&w->plan->layouts)) {
-      weights.count = last - first;
-      weights.total = (double *)packed_part(p, packed, 3);
-      weights.recent = (char *)(weights.total + 2 * BACKWARD_SEGMENT);
-      start_weight_sums(w, &weights);
-    }
-    for (int64_t row = 0; row < p->rows.count; row++) {
-      onepass_row_gradient gradient = gradient_of(w, row, *sums_of_row(w, row));
-      expect_soon(w, &gradient, row + 1 < p->rows.count ? row + 1 : row, first);
-      apply_backward_piece(w, row, first, last - first, &gradient, &weights, first, packed);
-      count_summed_row(w, &weights);
-    }
-    add_recent(w, &weights);
-    for (int64_t i = 0; i < weights.count; i++) {
-      store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, first + i, weights.total[i]);
-      store_weight_gradient(w, ONEPASS_ROLE_DBIAS, first + i, weights.total[weights.count + i]);
+    const int64_t first = segment * w->problem->segment;
+    const int64_t last = least(first + w->problem->segment, n);
+    for (int64_t i = first; i < last; i += APPLIED_TOGETHER) {
+      apply_backward_columns(w, i, least(i + APPLIED_TOGETHER, last), scratch_for(w, worker));
     }
   }
 }

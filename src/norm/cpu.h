@@ -42,6 +42,12 @@ typedef struct onepass_row_gradient {
   const void *soon_x, *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
 } onepass_row_gradient;
 
+/* A piece of the row after the one that is applied: where it is, and its saved statistics. */
+typedef struct onepass_next_row {
+  const void *x, *dy;
+  double mean, rstd;
+} onepass_next_row;
+
 typedef struct onepass_norm_kernels {
   /* Rows begin..end, each read once: gathers the next row while it writes this one. */
   void (*forward_rows)(const onepass_norm_problem *problem, const onepass_buffers *buffers,
@@ -56,6 +62,12 @@ typedef struct onepass_norm_kernels {
   void (*apply_backward)(const onepass_norm_problem *problem, const onepass_row_gradient *gradient,
                          void *dx, const void *x, const void *dy, const void *weight, void *dweight,
                          void *dbias, int64_t count);
+  /* apply_backward for this row and gather_backward for the next. */
+  onepass_row_sums (*apply_gather_backward)(const onepass_norm_problem *problem,
+                                            const onepass_row_gradient *gradient, void *dx,
+                                            const void *x, const void *dy, const void *weight,
+                                            void *dweight, void *dbias, int64_t count,
+                                            const onepass_next_row *next);
   /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
    * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
   void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x, int64_t width,

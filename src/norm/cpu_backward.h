@@ -110,6 +110,12 @@ NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool ce
   if (sum_weights) memcpy(dbias, own_dbias, sums_size);
 }
 
+ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered,
+                                                 const NAME(products) *sums) {
+  return (onepass_row_sums){(double)NAME(fold)(sums->a), (double)NAME(fold)(sums->b),
+                            centered ? (double)NAME(fold)(sums->c) : 0};
+}
+
 ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statistic statistic,
                                                            const bool centered,
                                                            const bool has_weight, const T *x,
@@ -129,8 +135,7 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statist
     NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given, x + i, dy + i,
                                WEIGHT_AT(i), count - i);
   }
-  return (onepass_row_sums){(double)NAME(fold)(all.a), (double)NAME(fold)(all.b),
-                            centered ? (double)NAME(fold)(all.c) : 0};
+  return NAME(row_sums_of)(centered, &all);
 }
 
 ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) {
@@ -181,6 +186,36 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
     NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i,
                               WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
   }
+}
+
+/* Apply a row's gradient to a chunk while gathering the same chunk of the next row: reads from memory and
+ * writes to it overlap. dx is not aligned first: the two would part. */
+ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
+    const onepass_statistic statistic, const bool centered, const bool has_weight,
+    const bool sum_weights, const onepass_row_gradient *row, T *dx, const T *x, const T *dy,
+    const WT *weight, C *dweight, C *dbias, int64_t count, const onepass_next_row *next) {
+  const NAME(gradient) given = NAME(gradient_of)(row), r = given;
+  const NAME(saved) given_saved = {ALL((C)next->mean), ALL((C)next->rstd)}, saved = given_saved;
+  const T *next_x = next->x, *next_dy = next->dy;
+  NAME(products) sums = {0};
+  int64_t i = 0;
+  for (; i + BLOCK <= count; i += BLOCK) {
+    prefetch_ahead(next_x + i, BLOCK * sizeof(T));
+    prefetch_ahead(next_dy + i, BLOCK * sizeof(T));
+    NAME(gather_products)(statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i,
+                          WEIGHT_AT(i), false, 0);
+    NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, false, &r, dx + i, x + i,
+                         dy + i, WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+  }
+  NAME(products) all = sums;
+  if (i < count) {
+    NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given_saved, next_x + i,
+                               next_dy + i, WEIGHT_AT(i), count - i);
+    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx + i, x + i,
+                              dy + i, WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i),
+                              count - i);
+  }
+  return NAME(row_sums_of)(centered, &all);
 }
 
 /* ---- The same with run-time choices made constants -------------------------------------------------- */
@@ -239,6 +274,38 @@ static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
   } else {
     WITH_CONSTANT_CENTERED(false, false)
   }
+}
+
+/* Together in one loop where both rows are of one kind and nothing is streamed, else one after the other. */
+static onepass_row_sums NAME(apply_gather_backward_abs)(
+    const onepass_norm_problem *p, const onepass_row_gradient *row, void *dx, const void *x,
+    const void *dy, const void *weight, void *dweight, void *dbias, int64_t count,
+    const onepass_next_row *next) {
+  if (row->exact || (ONEPASS_HAS_STREAMS && p->stream)) {
+    NAME(apply_backward_abs)(p, row, dx, x, dy, weight, dweight, dbias, count);
+    return NAME(gather_backward_abs)(next->x, next->dy, weight, 0, 0, count);
+  }
+  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_ABS, false, false, false, row, dx, x, dy,
+                                         weight, dweight, dbias, count, next);
+}
+
+static onepass_row_sums NAME(apply_gather_backward_moments)(
+    const onepass_norm_problem *p, const onepass_row_gradient *row, void *dx, const void *x,
+    const void *dy, const void *weight, void *dweight, void *dbias, int64_t count,
+    const onepass_next_row *next) {
+  const bool next_centered = onepass_is_far(next->mean, next->rstd);
+  if (row->centered || next_centered || (ONEPASS_HAS_STREAMS && p->stream)) {
+    NAME(apply_backward_moments)(p, row, dx, x, dy, weight, dweight, dbias, count);
+    return NAME(gather_backward_moments)(next->x, next->dy, weight, next->mean, next->rstd, count);
+  }
+#define TOGETHER(has_weight, sum_weights)                                                         \
+  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_MOMENTS, false, has_weight, sum_weights, \
+                                         row, dx, x, dy, weight, dweight, dbias, count, next)
+  if (weight && dweight) TOGETHER(true, true);
+  if (weight) TOGETHER(true, false);
+  if (dweight) TOGETHER(false, true);
+  TOGETHER(false, false);
+#undef TOGETHER
 }
 
 #undef WITH_CONSTANT_CENTERED

@@ -158,7 +158,7 @@ ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statisti
 ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *x, int64_t count,
                                     C *shift) {
   *shift = 0;
-  if (statistic == ONEPASS_STATISTIC_ABS || count < 16 * BLOCK) return false;
+  if (statistic == ONEPASS_STATISTIC_ABS || count < 64 * BLOCK) return false;
   NAME(lanes) lanes = {0};
   NAME(gather_block)(statistic, false, &lanes, x, ALL(0), false, 0);
   const C mean = NAME(fold)(lanes.a) / BLOCK, square = NAME(fold)(lanes.b) / BLOCK;

@@ -75,13 +75,15 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                .apply = NAME(apply_abs),
                                .gather_backward = NAME(gather_backward_abs),
                                .apply_backward = NAME(apply_backward_abs),
+                               .apply_gather_backward = NAME(apply_gather_backward_abs),
                                .forward_columns = NAME(forward_columns_abs),
                                .backward_columns = NAME(backward_columns_abs)},
     [ONEPASS_STATISTIC_MOMENTS] = {.forward_rows = NAME(forward_rows_moments),
                                    .gather = NAME(gather_moments),
                                    .apply = NAME(apply_moments),
                                    .gather_backward = NAME(gather_backward_moments),
-                                   .apply_backward = NAME(apply_backward_moments)},
+                                   .apply_backward = NAME(apply_backward_moments),
+                                   .apply_gather_backward = NAME(apply_gather_backward_moments)},
 };
 
 #undef NAME
