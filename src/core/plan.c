@@ -9,7 +9,8 @@
 enum {
   WORKSPACE_ALIGNMENT = 64,
   MOST_THREADS_ASKED = 4096,
-  BYTES_WORTH_A_THREAD = 128 * 1024 /* a thread wakes in the time it takes to move about this much */
+  BYTES_WORTH_A_THREAD =
+      128 * 1024 /* a thread wakes in the time it takes to move about this much */
 };
 
 onepass_status onepass_read_options(const onepass_options *options, onepass_choices *choices) {
@@ -42,7 +43,8 @@ int onepass_threads_worth(int threads, int64_t bytes) {
   return worth < threads ? (int)worth : threads;
 }
 
-/* ---- Plans the caller keeps ---------------------------------------------------------------------- */
+/* ---- Plans the caller keeps
+ * ---------------------------------------------------------------------- */
 
 static onepass_status keep_plan(onepass_plan **plan, const onepass_plan *made) {
   *plan = malloc(sizeof **plan);
@@ -81,7 +83,8 @@ size_t onepass_plan_workspace(const onepass_plan *plan) { return plan ? plan->in
 
 onepass_status onepass_plan_describe(const onepass_plan *plan, onepass_plan_info *info) {
   if (!plan) return onepass_fail(ONEPASS_NULL_POINTER, "plan = NULL: expected a plan");
-  if (!info) return onepass_fail(ONEPASS_NULL_POINTER, "info = NULL: expected an onepass_plan_info");
+  if (!info)
+    return onepass_fail(ONEPASS_NULL_POINTER, "info = NULL: expected an onepass_plan_info");
   *info = plan->info;
   return ONEPASS_OK;
 }
@@ -110,7 +113,8 @@ onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buff
   return ONEPASS_OK;
 }
 
-/* ---- One call ------------------------------------------------------------------------------------- */
+/* ---- One call
+ * ------------------------------------------------------------------------------------- */
 
 static onepass_status run_once(const onepass_plan *plan, const onepass_tensors *tensors) {
   onepass_buffers buffers = {0};
@@ -123,9 +127,8 @@ static onepass_status run_once(const onepass_plan *plan, const onepass_tensors *
   void *workspace = NULL;
   const size_t size = plan->info.workspace;
   if (size) {
-    workspace = aligned_alloc(WORKSPACE_ALIGNMENT,
-                              (size + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT *
-                                  WORKSPACE_ALIGNMENT);
+    workspace = aligned_alloc(WORKSPACE_ALIGNMENT, (size + WORKSPACE_ALIGNMENT - 1) /
+                                                       WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);
     if (!workspace) {
       return onepass_fail(ONEPASS_OUT_OF_MEMORY, "workspace: no memory for its %zu bytes", size);
     }

@@ -30,7 +30,8 @@ onepass_shape_text onepass_format_shape(int ndim, const int64_t *sizes) {
   return shape;
 }
 
-/* ---- Reading and checking ---------------------------------------------------------------------- */
+/* ---- Reading and checking ----------------------------------------------------------------------
+ */
 
 static onepass_status read_sizes(const onepass_tensor *tensor, const char *name,
                                  onepass_layout *layout) {
@@ -43,9 +44,8 @@ static onepass_status read_sizes(const onepass_tensor *tensor, const char *name,
                           axis, size);
     }
     if (__builtin_mul_overflow(bytes, size ? size : 1, &bytes)) {
-      return onepass_fail(
-          ONEPASS_BAD_SHAPE, "%s.shape = %s: expected fewer than 2^63 bytes in all", name,
-          onepass_format_shape(layout->ndim, tensor->shape).text);
+      return onepass_fail(ONEPASS_BAD_SHAPE, "%s.shape = %s: expected fewer than 2^63 bytes in all",
+                          name, onepass_format_shape(layout->ndim, tensor->shape).text);
     }
     layout->count *= size;
   }
@@ -120,9 +120,9 @@ static onepass_status read_tensor(const onepass_tensor *tensor, const char *name
   if (status == ONEPASS_OK) status = read_strides(tensor, name, layout);
   if (status != ONEPASS_OK) return status;
   if (written && repeats_elements(layout)) {
-    return onepass_fail(
-        ONEPASS_BAD_STRIDES, "%s.strides = %s: expected each element of this output once", name,
-        onepass_format_shape(layout->ndim, layout->stride).text);
+    return onepass_fail(ONEPASS_BAD_STRIDES,
+                        "%s.strides = %s: expected each element of this output once", name,
+                        onepass_format_shape(layout->ndim, layout->stride).text);
   }
   return ONEPASS_OK;
 }
@@ -158,8 +158,8 @@ onepass_status onepass_read_tensors(const onepass_tensors *tensors, onepass_sign
       return onepass_fail(ONEPASS_NULL_POINTER, "%s = NULL: %s needs it", name, op);
     }
     if (!((signature.required | signature.optional) & ONEPASS_BIT(role))) {
-      return onepass_fail(ONEPASS_BAD_OPTION, "%s = %p: expected NULL, as %s does not take it", name,
-                          (const void *)tensor, op);
+      return onepass_fail(ONEPASS_BAD_OPTION, "%s = %p: expected NULL, as %s does not take it",
+                          name, (const void *)tensor, op);
     }
     onepass_status status = check_device(tensor->device, name);
     if (status != ONEPASS_OK) return status;
@@ -200,7 +200,8 @@ onepass_status onepass_expect_shape(const onepass_layouts *layouts, onepass_role
                       onepass_format_shape(ndim, shape).text, because);
 }
 
-/* ---- The addresses of a run -------------------------------------------------------------------- */
+/* ---- The addresses of a run --------------------------------------------------------------------
+ */
 
 static bool same_layout(const onepass_layout *a, const onepass_layout *b) {
   if (a->type != b->type || a->ndim != b->ndim) return false;
@@ -221,9 +222,9 @@ static int widest_axis(const onepass_layout *layout) {
   return widest;
 }
 
-/* Whether two tensors may share an element. Two slices of one buffer, say the left and the right half
- * of its rows, interleave without sharing: their longest step is the same, and within one step each
- * keeps to its own part. */
+/* Whether two tensors may share an element. Two slices of one buffer, say the left and the right
+ * half of its rows, interleave without sharing: their longest step is the same, and within one step
+ * each keeps to its own part. */
 static bool share_memory(const char *a, const onepass_layout *la, const char *b,
                          const onepass_layout *lb) {
   const uintptr_t start_a = (uintptr_t)a, start_b = (uintptr_t)b;
@@ -269,8 +270,9 @@ onepass_status onepass_check_buffers(const onepass_layouts *layouts, const onepa
     const char *name = onepass_role_name(role);
     if (!onepass_has(layouts, role)) {
       if (!address) continue;
-      return onepass_fail(ONEPASS_BAD_OPTION, "buffers.%s = %p: expected NULL, as it is not planned",
-                          name, (const void *)address);
+      return onepass_fail(ONEPASS_BAD_OPTION,
+                          "buffers.%s = %p: expected NULL, as it is not planned", name,
+                          (const void *)address);
     }
     const onepass_layout *layout = &layouts->of[role];
     if (!layout->count) continue;
@@ -297,7 +299,8 @@ onepass_status onepass_check_buffers(const onepass_layouts *layouts, const onepa
   return ONEPASS_OK;
 }
 
-/* ---- Walks --------------------------------------------------------------------------------------- */
+/* ---- Walks
+ * --------------------------------------------------------------------------------------- */
 
 static bool joins_previous(const onepass_walk *walk, unsigned roles, const int64_t *stride_of,
                            int64_t size) {
@@ -354,8 +357,8 @@ onepass_walk onepass_walk_without(const onepass_walk *walk, int axis) {
 
 static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t from_stride,
                           int64_t element_size, int64_t count) {
-#define COPY_AS(type)                                                   \
-  for (int64_t i = 0; i < count; i++) {                                 \
+#define COPY_AS(type)                                                    \
+  for (int64_t i = 0; i < count; i++) {                                  \
     ((type *)to)[i * to_stride] = ((const type *)from)[i * from_stride]; \
   }
   if (element_size == 2) {
@@ -369,22 +372,22 @@ static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t
 }
 
 /* Call copy_elements for every run of positions that differ only in the last axis. */
-#define FOR_EACH_RUN(walk, role, begin, count, body)                              \
-  for (int64_t done = 0, run; done < (count); done += run) {                      \
-    const int last = (walk)->ndim - 1;                                            \
-    const int64_t length = last < 0 ? 1 : (walk)->size[last];                     \
-    const int64_t stride = last < 0 ? 1 : (walk)->stride[role][last];             \
-    run = length - ((begin) + done) % length;                                     \
-    if (run > (count) - done) run = (count) - done;                               \
-    const int64_t offset = onepass_walk_offset(walk, role, (begin) + done);       \
-    body                                                                          \
+#define FOR_EACH_RUN(walk, role, begin, count, body)                        \
+  for (int64_t done = 0, run; done < (count); done += run) {                \
+    const int last = (walk)->ndim - 1;                                      \
+    const int64_t length = last < 0 ? 1 : (walk)->size[last];               \
+    const int64_t stride = last < 0 ? 1 : (walk)->stride[role][last];       \
+    run = length - ((begin) + done) % length;                               \
+    if (run > (count)-done) run = (count)-done;                             \
+    const int64_t offset = onepass_walk_offset(walk, role, (begin) + done); \
+    body                                                                    \
   }
 
 void onepass_pack(void *dense, const void *base, const onepass_walk *walk, onepass_role role,
                   int64_t element_size, int64_t begin, int64_t count) {
   FOR_EACH_RUN(walk, role, begin, count, {
-    copy_elements((char *)dense + done * element_size, 1, (const char *)base + offset * element_size,
-                  stride, element_size, run);
+    copy_elements((char *)dense + done * element_size, 1,
+                  (const char *)base + offset * element_size, stride, element_size, run);
   })
 }
 

@@ -93,10 +93,10 @@ typedef struct onepass_walk {
   int64_t stride[ONEPASS_ROLE_COUNT][ONEPASS_MAX_NDIM];
 } onepass_walk;
 
-/* A walk over the listed axes of `shape` for every tensor in `roles`. A tensor in `trailing` has only
- * the axes from `first` on: its axis 0 is axis `first` of the shape. A tensor that lacks an axis stays
- * where it is. Neighbouring axes that every role crosses in one stride become one; axes of size one
- * disappear. */
+/* A walk over the listed axes of `shape` for every tensor in `roles`. A tensor in `trailing` has
+ * only the axes from `first` on: its axis 0 is axis `first` of the shape. A tensor that lacks an
+ * axis stays where it is. Neighbouring axes that every role crosses in one stride become one; axes
+ * of size one disappear. */
 onepass_walk onepass_walk_axes(const onepass_layouts *layouts, unsigned roles, unsigned trailing,
                                int first, const int64_t *shape, const int *axes, int axis_count);
 
@@ -118,7 +118,8 @@ static inline bool onepass_walk_is_dense(const onepass_walk *walk, onepass_role 
   return walk->ndim == 0 || (walk->ndim == 1 && walk->stride[role][0] == 1);
 }
 
-/* Copy positions begin..begin+count of a walk between a tensor and a dense buffer of the same type. */
+/* Copy positions begin..begin+count of a walk between a tensor and a dense buffer of the same type.
+ */
 void onepass_pack(void *dense, const void *base, const onepass_walk *walk, onepass_role role,
                   int64_t element_size, int64_t begin, int64_t count);
 void onepass_unpack(const void *dense, void *base, const onepass_walk *walk, onepass_role role,

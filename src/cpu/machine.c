@@ -17,7 +17,8 @@
 static onepass_machine machine;
 static pthread_once_t looked_up = PTHREAD_ONCE_INIT;
 
-/* ---- Name ---------------------------------------------------------------------------------------- */
+/* ---- Name
+ * ---------------------------------------------------------------------------------------- */
 
 static void copy_name(const char *from) {
   snprintf(machine.name, sizeof machine.name, "%.*s", (int)strcspn(from, "\n"), from);
@@ -29,11 +30,11 @@ static void name_from_part(unsigned implementer, unsigned part) {
     unsigned implementer, part;
     const char *name;
   } known[] = {
-      {0x41, 0xd03, "Arm Cortex-A53"},   {0x41, 0xd08, "Arm Cortex-A72"},
-      {0x41, 0xd0b, "Arm Cortex-A76"},   {0x41, 0xd0c, "Arm Neoverse-N1"},
-      {0x41, 0xd40, "Arm Neoverse-V1"},  {0x41, 0xd49, "Arm Neoverse-N2"},
-      {0x41, 0xd4f, "Arm Neoverse-V2"},  {0x41, 0xd83, "Arm Neoverse-V3"},
-      {0x46, 0x001, "Fujitsu A64FX"},    {0xc0, 0xac3, "Ampere-1"},
+      {0x41, 0xd03, "Arm Cortex-A53"},  {0x41, 0xd08, "Arm Cortex-A72"},
+      {0x41, 0xd0b, "Arm Cortex-A76"},  {0x41, 0xd0c, "Arm Neoverse-N1"},
+      {0x41, 0xd40, "Arm Neoverse-V1"}, {0x41, 0xd49, "Arm Neoverse-N2"},
+      {0x41, 0xd4f, "Arm Neoverse-V2"}, {0x41, 0xd83, "Arm Neoverse-V3"},
+      {0x46, 0x001, "Fujitsu A64FX"},   {0xc0, 0xac3, "Ampere-1"},
   };
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (known[i].implementer == implementer && known[i].part == part) copy_name(known[i].name);
@@ -60,7 +61,8 @@ static void look_up_name(void) {
   if (!machine.name[0]) copy_name("unknown");
 }
 
-/* ---- Caches -------------------------------------------------------------------------------------- */
+/* ---- Caches
+ * -------------------------------------------------------------------------------------- */
 
 /* One line of /sys/devices/system/cpu/cpu0/cache/index<index>/<entry>. */
 static int read_cache_entry(int index, const char *entry, char *line, int size) {
@@ -91,7 +93,8 @@ static void look_up_caches(void) {
   machine.last = of_level[4] ? of_level[4] : of_level[3] ? of_level[3] : machine.l2;
 }
 
-/* ---- Vector level -------------------------------------------------------------------------------- */
+/* ---- Vector level
+ * -------------------------------------------------------------------------------- */
 
 static onepass_vector_level best_level(void) {
 #if defined(__x86_64__)

@@ -1,10 +1,10 @@
 /*
- * Vectors of the level this file is compiled for (ONEPASS_LEVEL: sse2, avx2, avx512, neon, neon_bf16,
- * generic).
+ * Vectors of the level this file is compiled for (ONEPASS_LEVEL: sse2, avx2, avx512, neon,
+ * neon_bf16, generic).
  *
- * Arithmetic, comparisons and shifts are the compiler's own on vector types; only what those cannot say
- * is written per level here: fused multiply-add, half-precision conversion and streaming stores. The
- * suffix is the element type in memory; arithmetic is always on f32 or f64 vectors of
+ * Arithmetic, comparisons and shifts are the compiler's own on vector types; only what those cannot
+ * say is written per level here: fused multiply-add, half-precision conversion and streaming
+ * stores. The suffix is the element type in memory; arithmetic is always on f32 or f64 vectors of
  * ONEPASS_VECTOR_BYTES, and loads and stores convert. Nothing needs alignment but the streams.
  */
 #ifndef ONEPASS_CPU_SIMD_H
@@ -52,7 +52,8 @@ enum {
   LANES_F64 = ONEPASS_VECTOR_BYTES / 8,
 };
 
-/* ---- Every lane the same; lanes 0..count of a vector, the others zero ------------------------------ */
+/* ---- Every lane the same; lanes 0..count of a vector, the others zero
+ * ------------------------------ */
 
 ALWAYS_INLINE f32v all_f32(float value) { return value - (f32v){0}; }
 ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
@@ -72,7 +73,8 @@ ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
   return (f64v)((i64v)v & (lanes < count));
 }
 
-/* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector ---------------- */
+/* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector
+ * ---------------- */
 
 #if defined(__clang__)
 #define PICK_(a, b, mask_type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -111,12 +113,16 @@ ALWAYS_INLINE f64v on2_f64(f64v a, f64v b) {
   (void)a;
   return b;
 }
-ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) { return a + b; } /* too far for two lanes; never called */
+ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) {
+  return a + b;
+} /* too far for two lanes; never called */
 #endif
 
-/* ---- |v|, and s >= 0 with v's sign, or 0 where v is 0 ---------------------------------------------- */
+/* ---- |v|, and s >= 0 with v's sign, or 0 where v is 0
+ * ---------------------------------------------- */
 
-#if defined(__ARM_NEON) && defined(__aarch64__) /* one operation where the compiler finds two or more */
+#if defined(__ARM_NEON) && \
+    defined(__aarch64__) /* one operation where the compiler finds two or more */
 ALWAYS_INLINE f32v abs_f32(f32v v) { return (f32v)vabsq_f32((float32x4_t)v); }
 ALWAYS_INLINE f64v abs_f64(f64v v) { return (f64v)vabsq_f64((float64x2_t)v); }
 ALWAYS_INLINE f32v signed_f32(f32v s, f32v v) {
@@ -125,8 +131,7 @@ ALWAYS_INLINE f32v signed_f32(f32v s, f32v v) {
   return (f32v)vbicq_u32(chosen, vceqzq_f32((float32x4_t)v));
 }
 ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
-  const uint64x2_t chosen =
-      vbslq_u64(vdupq_n_u64(1ull << 63), (uint64x2_t)v, (uint64x2_t)s);
+  const uint64x2_t chosen = vbslq_u64(vdupq_n_u64(1ull << 63), (uint64x2_t)v, (uint64x2_t)s);
   return (f64v)vbicq_u64(chosen, vceqzq_f64((float64x2_t)v));
 }
 #else
@@ -140,7 +145,8 @@ ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
 }
 #endif
 
-/* ---- a * b + c, fused where the level has it ------------------------------------------------------- */
+/* ---- a * b + c, fused where the level has it
+ * ------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) {
@@ -168,12 +174,14 @@ ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return a * b + c; }
 ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) { return a * b + c; }
 #endif
 
-/* ---- Loads ------------------------------------------------------------------------------------------ */
+/* ---- Loads
+ * ------------------------------------------------------------------------------------------ */
 
 ALWAYS_INLINE f32v load_f32(const float *p) { return *(const f32v_any *)p; }
 ALWAYS_INLINE f64v load_f64(const double *p) { return *(const f64v_any *)p; }
 
-/* Compilers turn generic conversions between 16 and 32 bits into one move a lane, so these are spelled. */
+/* Compilers turn generic conversions between 16 and 32 bits into one move a lane, so these are
+ * spelled. */
 ALWAYS_INLINE u32v widen(u16v v) {
 #if defined(__AVX512F__)
   return (u32v)_mm512_cvtepu16_epi32((__m256i)v);
@@ -236,7 +244,8 @@ ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
 #endif
 }
 
-/* ---- Rounding to the half types -------------------------------------------------------------------- */
+/* ---- Rounding to the half types
+ * -------------------------------------------------------------------- */
 
 ALWAYS_INLINE u16v round_bf16(f32v v) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -261,10 +270,11 @@ ALWAYS_INLINE u16v round_f16(f32v v) {
 #endif
 }
 
-/* ---- Stores; a streaming one leaves the caches alone ------------------------------------------------ */
+/* ---- Stores; a streaming one leaves the caches alone
+ * ------------------------------------------------ */
 
-/* Neoverse cores stop allocating on their own once they see whole lines written, so on AArch64 a stream
- * is a plain store: STNP measured the same (docs/performance.md). */
+/* Neoverse cores stop allocating on their own once they see whole lines written, so on AArch64 a
+ * stream is a plain store: STNP measured the same (docs/performance.md). */
 #if defined(__SSE2__)
 #define ONEPASS_HAS_STREAMS 1
 #else
@@ -324,7 +334,8 @@ ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
   }
 }
 
-/* ---- Several vectors at once: a pair of half-type vectors is one load or store --------------------- */
+/* ---- Several vectors at once: a pair of half-type vectors is one load or store
+ * --------------------- */
 
 ALWAYS_INLINE void loads_f32(f32v *v, const float *p, const int count) {
   UNROLL for (int j = 0; j < count; j++) v[j] = load_f32(p + j * LANES_F32);
@@ -366,8 +377,8 @@ ALWAYS_INLINE void stores_bf16(uint16_t *p, const f32v *v, const int count, bool
     vst1q_u16(p + j * LANES_F32,
               vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(low, (float32x4_t)v[j + 1])));
 #else
-    vst1q_u16(p + j * LANES_F32, vcombine_u16((uint16x4_t)round_bf16(v[j]),
-                                              (uint16x4_t)round_bf16(v[j + 1])));
+    vst1q_u16(p + j * LANES_F32,
+              vcombine_u16((uint16x4_t)round_bf16(v[j]), (uint16x4_t)round_bf16(v[j + 1])));
 #endif
   }
   if (count % 2) store_bf16(p + (count - 1) * LANES_F32, v[count - 1], stream);

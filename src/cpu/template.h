@@ -1,4 +1,5 @@
-/* What the kernel templates are made with: names joined from type names, and what those stand for. */
+/* What the kernel templates are made with: names joined from type names, and what those stand for.
+ */
 #ifndef ONEPASS_CPU_TEMPLATE_H
 #define ONEPASS_CPU_TEMPLATE_H
 
@@ -27,8 +28,8 @@ ALWAYS_INLINE void put_f64(double *p, double value) { *p = value; }
 ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
 ALWAYS_INLINE void put_bf16(uint16_t *p, float value) { *p = onepass_bf16_from_float(value); }
 
-/* Ask for the lines that a loop will reach a little later. Past the end it does no harm, but addresses
- * that no page backs are slow to find out about, so never ask for arbitrary ones. */
+/* Ask for the lines that a loop will reach a little later. Past the end it does no harm, but
+ * addresses that no page backs are slow to find out about, so never ask for arbitrary ones. */
 ALWAYS_INLINE void prefetch_ahead(const void *p, int bytes) {
   enum { AHEAD = 1024 };
   const uintptr_t at = (uintptr_t)p + AHEAD;

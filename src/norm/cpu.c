@@ -1,4 +1,5 @@
-/* A normalization on CPU threads: how it is split up, and what each thread does with the kernels. */
+/* A normalization on CPU threads: how it is split up, and what each thread does with the kernels.
+ */
 #include "norm/cpu.h"
 
 #include <math.h>
@@ -9,18 +10,22 @@
 
 enum {
   SEGMENT = 32768, /* SPLIT: elements of all rows that a thread does together */
-  APPLIED_TOGETHER = 1024, /* of those, elements of a row applied at a time; their weights stay in L1 */
-  ROWS_SUMMED = 64,         /* rows whose dweight is summed in the type of sums before double takes over */
-  MOST_ROW_BLOCKS = 64,     /* ROWS backward: partial dweights */
-  LEAST_ROW_BLOCK = 16,     /* rows a partial dweight is worth */
-  MOST_SUMMED_BY_ROWS = 16384, /* longer rows sum dweight by columns: partials would not stay in L2 */
-  LEAST_STREAMED_ROW = 2048,   /* bytes: shorter rows have too many unaligned ends to write past caches */
+  APPLIED_TOGETHER =
+      1024,         /* of those, elements of a row applied at a time; their weights stay in L1 */
+  ROWS_SUMMED = 64, /* rows whose dweight is summed in the type of sums before double takes over */
+  MOST_ROW_BLOCKS = 64, /* ROWS backward: partial dweights */
+  LEAST_ROW_BLOCK = 16, /* rows a partial dweight is worth */
+  MOST_SUMMED_BY_ROWS =
+      16384, /* longer rows sum dweight by columns: partials would not stay in L2 */
+  LEAST_STREAMED_ROW =
+      2048, /* bytes: shorter rows have too many unaligned ends to write past caches */
   NARROWEST_STRIP = 64,
   WIDEST_STRIP = 1024,
   LEAST_LANES = 8 /* COLUMNS: fewer rows side by side are packed instead */
 };
 
-/* ---- Choosing ---------------------------------------------------------------------------------------- */
+/* ---- Choosing
+ * ---------------------------------------------------------------------------------------- */
 
 static const unsigned whole_roles = ONEPASS_BIT(ONEPASS_ROLE_X) | ONEPASS_BIT(ONEPASS_ROLE_Y) |
                                     ONEPASS_BIT(ONEPASS_ROLE_DY) | ONEPASS_BIT(ONEPASS_ROLE_DX);
@@ -59,7 +64,8 @@ static const onepass_norm_kernels *kernels_at(onepass_vector_level level,
   return onepass_norm_kernels_sse2(statistic, type, weight_type);
 #elif defined(__aarch64__)
 #if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16) return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
+  if (level == ONEPASS_VECTOR_NEON_BF16)
+    return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
 #endif
   (void)level;
   return onepass_norm_kernels_neon(statistic, type, weight_type);
@@ -73,7 +79,8 @@ static bool sums_weights(const onepass_layouts *layouts) {
   return onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) || onepass_has(layouts, ONEPASS_ROLE_DBIAS);
 }
 
-/* Where dweight is summed the choice must not depend on the machine or the threads, or the bits would. */
+/* Where dweight is summed the choice must not depend on the machine or the threads, or the bits
+ * would. */
 static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
                                              const onepass_norm_problem *p, int threads) {
   const int64_t rows = p->rows.count, n = p->elements.count;
@@ -192,16 +199,15 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   }
   const int64_t tasks = count_tasks(p);
   p->threads = tasks < threads ? (int)tasks : threads;
-  p->stream = !p->packed &&
-              p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
+  p->stream = !p->packed && p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
               plan->info.bytes > onepass_this_machine()->last;
   plan->info.kernel = kernel_names[p->strategy][p->packed];
   plan->info.threads = p->threads;
-  plan->info.workspace =
-      lay_out_workspace(p, summing, plan->layouts.present & weight_roles);
+  plan->info.workspace = lay_out_workspace(p, summing, plan->layouts.present & weight_roles);
 }
 
-/* ---- Pieces of rows, dense or not --------------------------------------------------------------------- */
+/* ---- Pieces of rows, dense or not
+ * --------------------------------------------------------------------- */
 
 typedef struct work {
   const onepass_plan *plan;
@@ -221,7 +227,8 @@ static char *packed_part(const onepass_norm_problem *p, char *scratch, int part)
   return scratch + part * ONEPASS_NORM_CHUNK * onepass_type_size(p->type);
 }
 
-/* Elements begin..begin+count of a row, where they are or, if that is not dense, copied to `packed`. */
+/* Elements begin..begin+count of a row, where they are or, if that is not dense, copied to
+ * `packed`. */
 static const char *piece_of(const work *w, onepass_role role, int64_t row, int64_t begin,
                             int64_t count, char *packed) {
   const onepass_norm_problem *p = w->problem;
@@ -255,9 +262,9 @@ static void finish_piece(const work *w, onepass_role role, int64_t row, int64_t 
   const onepass_norm_problem *p = w->problem;
   const int64_t size = onepass_type_size(p->type);
   if (!p->packed) return;
-  onepass_unpack(packed,
-                 onepass_buffer(&w->buffers, role) + onepass_walk_offset(&p->rows, role, row) * size,
-                 &p->elements, role, size, begin, count);
+  onepass_unpack(
+      packed, onepass_buffer(&w->buffers, role) + onepass_walk_offset(&p->rows, role, row) * size,
+      &p->elements, role, size, begin, count);
 }
 
 static const char *weight_at(const onepass_norm_problem *p, const void *weight, int64_t element) {
@@ -285,7 +292,8 @@ static void save(const work *w, int64_t row, const onepass_row_scale *scale) {
   }
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------ */
+/* ---- Forward
+ * ------------------------------------------------------------------------------------------ */
 
 static onepass_row_sums gather_piece(const work *w, int64_t row, int64_t begin, int64_t count,
                                      char *packed) {
@@ -308,8 +316,8 @@ static void forward_packed_row(const work *w, int64_t row, char *packed) {
   onepass_row_sums sums = {0};
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
     const int64_t count = least(n - i, ONEPASS_NORM_CHUNK);
-    onepass_merge_forward(p->op->statistic, &sums, (double)i, gather_piece(w, row, i, count, packed),
-                          (double)count);
+    onepass_merge_forward(p->op->statistic, &sums, (double)i,
+                          gather_piece(w, row, i, count, packed), (double)count);
   }
   const onepass_row_scale scale = onepass_scale_row(p, sums);
   save(w, row, &scale);
@@ -327,7 +335,8 @@ static void forward_rows(void *context, int worker, int64_t begin, int64_t end) 
   for (int64_t row = begin; row < end; row++) forward_packed_row(w, row, scratch_for(w, worker));
 }
 
-/* ---- Forward, split: all sums, then all rows segment by segment --------------------------------------- */
+/* ---- Forward, split: all sums, then all rows segment by segment
+ * --------------------------------------- */
 
 static onepass_row_sums *sums_of_row(const work *w, int64_t row) {
   return (onepass_row_sums *)(w->workspace + w->problem->sums_at) + row * chunks_of(w->problem);
@@ -337,7 +346,8 @@ static void gather_segments(void *context, int worker, int64_t begin, int64_t en
   const work *w = context;
   const int64_t n = w->problem->elements.count;
   for (int64_t segment = begin; segment < end; segment++) {
-    const int64_t first = segment * w->problem->segment, last = least(first + w->problem->segment, n);
+    const int64_t first = segment * w->problem->segment,
+                  last = least(first + w->problem->segment, n);
     for (int64_t row = 0; row < w->problem->rows.count; row++) {
       onepass_row_sums *sums = sums_of_row(w, row);
       for (int64_t i = first; i < last; i += ONEPASS_NORM_CHUNK) {
@@ -370,8 +380,9 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
   }
 }
 
-/* Backwards through the segments: what was gathered last is still in the cache. Pieces are short, so that
- * their weights stay in L1 for all rows; the same piece of the next row is fetched meanwhile. */
+/* Backwards through the segments: what was gathered last is still in the cache. Pieces are short,
+ * so that their weights stay in L1 for all rows; the same piece of the next row is fetched
+ * meanwhile. */
 static void apply_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const int64_t n = w->problem->elements.count;
@@ -397,10 +408,11 @@ static void forward_split(work *w) {
   onepass_parallel(p->threads, segments, apply_segments, w);
 }
 
-/* ---- Backward ------------------------------------------------------------------------------------------ */
+/* ---- Backward
+ * ------------------------------------------------------------------------------------------ */
 
-/* Sums of dweight and dbias over some rows for `count` elements: `recent` in the type of sums, `total` in
- * double. NULL where the plan has neither. */
+/* Sums of dweight and dbias over some rows for `count` elements: `recent` in the type of sums,
+ * `total` in double. NULL where the plan has neither. */
 typedef struct weight_sums {
   char *recent;
   double *total;
@@ -458,8 +470,7 @@ static void apply_backward_piece(const work *w, int64_t row, int64_t begin, int6
                                  char *packed) {
   const onepass_norm_problem *p = w->problem;
   const char *x = piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed);
-  const char *dy =
-      piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_part(p, packed, 1));
+  const char *dy = piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_part(p, packed, 1));
   p->kernels->apply_backward(p, gradient, piece_to_write(w, ONEPASS_ROLE_DX, row, begin, packed), x,
                              dy, weight_at(p, w->buffers.weight, begin),
                              recent_at(w, sums, begin, 0), recent_at(w, sums, begin, 1), count);
@@ -492,14 +503,13 @@ static onepass_row_gradient gradient_of(const work *w, int64_t row, onepass_row_
 }
 
 /* While a piece is applied, this one is brought into the cache: it comes next. */
-static void expect_soon(const work *w, onepass_row_gradient *gradient, int64_t row,
-                        int64_t begin) {
+static void expect_soon(const work *w, onepass_row_gradient *gradient, int64_t row, int64_t begin) {
   gradient->soon_x = row_start(w, ONEPASS_ROLE_X, row, begin);
   gradient->soon_dy = row_start(w, ONEPASS_ROLE_DY, row, begin);
 }
 
-/* Rows begin..end. Pieces of the next row are gathered between pieces of this one, so that reads from
- * memory and writes to it overlap. */
+/* Rows begin..end. Pieces of the next row are gathered between pieces of this one, so that reads
+ * from memory and writes to it overlap. */
 static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights,
                                char *packed) {
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
@@ -535,8 +545,7 @@ static void backward_rows(void *context, int worker, int64_t begin, int64_t end)
   }
   weights.recent = packed_part(p, packed, 3);
   for (int64_t block = begin; block < end; block++) {
-    weights.total =
-        (double *)(w->workspace + p->partials_at) + block * 2 * p->elements.count;
+    weights.total = (double *)(w->workspace + p->partials_at) + block * 2 * p->elements.count;
     start_weight_sums(w, &weights);
     backward_some_rows(w, block * p->row_block, least((block + 1) * p->row_block, p->rows.count),
                        &weights, packed);
@@ -550,7 +559,8 @@ static void store_weight_gradient(const work *w, onepass_role role, int64_t elem
                 onepass_walk_offset(&w->problem->elements, role, element), value);
 }
 
-/* Elements begin..end of dweight and dbias from the partials of all blocks of rows, in their order. */
+/* Elements begin..end of dweight and dbias from the partials of all blocks of rows, in their order.
+ */
 static void add_partials(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const int64_t n = w->problem->elements.count;
@@ -568,13 +578,15 @@ static void add_partials(void *context, int worker, int64_t begin, int64_t end) 
   }
 }
 
-/* ---- Backward, split -------------------------------------------------------------------------------- */
+/* ---- Backward, split
+ * -------------------------------------------------------------------------------- */
 
 static void gather_backward_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
   for (int64_t segment = begin; segment < end; segment++) {
-    const int64_t first = segment * w->problem->segment, last = least(first + w->problem->segment, n);
+    const int64_t first = segment * w->problem->segment,
+                  last = least(first + w->problem->segment, n);
     for (int64_t row = 0; row < w->problem->rows.count; row++) {
       onepass_row_sums *sums = sums_of_row(w, row);
       for (int64_t i = first; i < last; i += piece) {
@@ -638,7 +650,8 @@ static void backward_split(work *w) {
   onepass_parallel(p->threads, segments, apply_backward_segments, w);
 }
 
-/* ---- Columns ------------------------------------------------------------------------------------------ */
+/* ---- Columns
+ * ------------------------------------------------------------------------------------------ */
 
 static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
@@ -664,7 +677,8 @@ static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   }
 }
 
-/* ---- Running ------------------------------------------------------------------------------------------ */
+/* ---- Running
+ * ------------------------------------------------------------------------------------------ */
 
 static void pack_weights(work *w) {
   const onepass_norm_problem *p = w->problem;

@@ -1,26 +1,28 @@
-/* Between cpu.c, which splits a normalization over threads, and cpu_kernels.c, which does the pieces and
- * is compiled once for every vector level. */
+/* Between cpu.c, which splits a normalization over threads, and cpu_kernels.c, which does the
+ * pieces and is compiled once for every vector level. */
 #ifndef ONEPASS_NORM_CPU_H
 #define ONEPASS_NORM_CPU_H
 
 #include "norm/norm.h"
 
-/* A row's sums are gathered in chunks of this many elements, always counted from the row's start, in the
- * type of sums; chunks are merged in double, in order. So the bits do not depend on who gathers what. */
+/* A row's sums are gathered in chunks of this many elements, always counted from the row's start,
+ * in the type of sums; chunks are merged in double, in order. So the bits do not depend on who
+ * gathers what. */
 enum { ONEPASS_NORM_CHUNK = 4096, ONEPASS_NORM_BACKWARD_CHUNK = 1024 };
 
 /* The merged sums of a row, or those of one chunk.
  *             forward               backward
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
- *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or where the mean is far from 0
- *             b: sum of (x - mean)²                       b: sum of g z    c: sum of z
- *                                                         with z = (x - saved mean) * rstd */
+ *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or where the mean is far
+ * from 0 b: sum of (x - mean)²                       b: sum of g z    c: sum of z with z = (x -
+ * saved mean) * rstd */
 typedef struct onepass_row_sums {
   double a, b, c;
 } onepass_row_sums;
 
-/* What forward does to the elements of a row: y = (x * scale + offset) * weight + bias, where the mean is
- * not far from 0, or else, `centered`, y = ((x - shift) * scale + offset) * weight + bias. */
+/* What forward does to the elements of a row: y = (x * scale + offset) * weight + bias, where the
+ * mean is not far from 0, or else, `centered`, y = ((x - shift) * scale + offset) * weight + bias.
+ */
 typedef struct onepass_row_scale {
   double shift, scale, offset;
   bool centered;
@@ -39,7 +41,8 @@ typedef struct onepass_row_gradient {
   double denominator;
   double mean, rstd, offset, by_z, constant;
   bool exact, centered;
-  const void *soon_x, *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
+  const void *soon_x,
+      *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
 } onepass_row_gradient;
 
 /* A piece of the row after the one that is applied: where it is, and its saved statistics. */
@@ -57,8 +60,8 @@ typedef struct onepass_norm_kernels {
   void (*apply)(const onepass_norm_problem *problem, const onepass_row_scale *scale, void *y,
                 const void *x, const void *weight, const void *bias, int64_t count);
   /* The same backward. dweight and dbias, if not NULL, are added to, in the type of sums. */
-  onepass_row_sums (*gather_backward)(const void *x, const void *dy, const void *weight, double mean,
-                                      double rstd, int64_t count);
+  onepass_row_sums (*gather_backward)(const void *x, const void *dy, const void *weight,
+                                      double mean, double rstd, int64_t count);
   void (*apply_backward)(const onepass_norm_problem *problem, const onepass_row_gradient *gradient,
                          void *dx, const void *x, const void *dy, const void *weight, void *dweight,
                          void *dbias, int64_t count);
@@ -70,8 +73,8 @@ typedef struct onepass_norm_kernels {
                                             const onepass_next_row *next);
   /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
    * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
-  void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x, int64_t width,
-                          double *scratch);
+  void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x,
+                          int64_t width, double *scratch);
   void (*backward_columns)(const onepass_norm_problem *problem, void *dx, const void *x,
                            const void *dy, int64_t width, double *scratch);
 } onepass_norm_kernels;
@@ -80,13 +83,14 @@ enum { ONEPASS_COLUMN_SCRATCH = 4 };
 
 /* The kernels for a statistic, an element type and a weight type, at each level this build has. */
 typedef const onepass_norm_kernels *onepass_norm_kernels_at_level(onepass_statistic statistic,
-                                                                 onepass_type type,
-                                                                 onepass_type weight_type);
+                                                                  onepass_type type,
+                                                                  onepass_type weight_type);
 onepass_norm_kernels_at_level onepass_norm_kernels_sse2, onepass_norm_kernels_avx2,
     onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_neon_bf16,
     onepass_norm_kernels_generic;
 
-/* ---- From sums to what is done with them: once a row, in double ------------------------------------ */
+/* ---- From sums to what is done with them: once a row, in double
+ * ------------------------------------ */
 
 /* Merge the sums of the next `count` elements into those of the `before` elements before them. */
 static inline void onepass_merge_forward(onepass_statistic statistic, onepass_row_sums *row,
@@ -117,7 +121,8 @@ static inline bool onepass_needs_division(onepass_type sums_type, double denomin
   return !(factor >= least && factor <= most);
 }
 
-/* Whether a mean is so many deviations from 0 that it must be subtracted before anything is rounded. */
+/* Whether a mean is so many deviations from 0 that it must be subtracted before anything is
+ * rounded. */
 static inline bool onepass_is_far(double mean, double rstd) {
   const double ratio = mean * rstd;
   return !(ratio <= 2 && ratio >= -2);
@@ -166,9 +171,11 @@ static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_pr
     row.mean = mean;
     row.rstd = rstd;
     row.centered = onepass_is_far(mean, rstd);
-    /* The mean of z would be 0 had the saved mean not been rounded, which matters if it is far from 0. */
+    /* The mean of z would be 0 had the saved mean not been rounded, which matters if it is far from
+     * 0. */
     row.offset = row.centered ? -sums.c * one_over_n : -mean * rstd;
-    const double dot = row.centered ? sums.b + row.offset * sums.a : rstd * (sums.b - mean * sums.a);
+    const double dot =
+        row.centered ? sums.b + row.offset * sums.a : rstd * (sums.b - mean * sums.a);
     row.by_z = -rstd * dot * one_over_n;
     row.constant = -rstd * sums.a * one_over_n;
   }

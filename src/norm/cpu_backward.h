@@ -1,10 +1,10 @@
-/* Backward over dense rows; part of cpu_template.h. Built as forward is; a block is 16 elements, or two
- * vectors where those are longer, as there is more to keep in registers. */
+/* Backward over dense rows; part of cpu_template.h. Built as forward is; a block is 16 elements, or
+ * two vectors where those are longer, as there is more to keep in registers. */
 
 #define BLOCK (2 * W > 16 ? 2 * W : 16)
 #define U     (BLOCK / W)
 
-#define WEIGHT_AT(i) (has_weight ? weight + (i) : NULL)
+#define WEIGHT_AT(i)  (has_weight ? weight + (i) : NULL)
 #define SUMS_AT(p, i) (sum_weights ? (p) + (i) : NULL)
 
 typedef struct NAME(products) {
@@ -22,8 +22,8 @@ typedef struct NAME(gradient) {
 } NAME(gradient);
 
 ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
-                                         const bool has_weight, NAME(products) *sums,
-                                         const NAME(saved) *saved, const T *x, const T *dy,
+                                         const bool has_weight, NAME(products) * sums,
+                                         const NAME(saved) * saved, const T *x, const T *dy,
                                          const WT *weight, const bool partial, int64_t count) {
   V v[U], g[U], w[U] = {0};
   LOADS(v, x, U);
@@ -46,23 +46,25 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
 }
 
 NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool centered,
-                                             bool has_weight, NAME(products) *sums, const NAME(saved) *saved,
-                                             const T *x, const T *dy, const WT *weight,
-                                             int64_t count) {
+                                             bool has_weight, NAME(products) * sums,
+                                             const NAME(saved) * saved, const T *x, const T *dy,
+                                             const WT *weight, int64_t count) {
   T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0};
   WT own_weight[BLOCK] = {0};
   memcpy(own_x, x, (size_t)count * sizeof(T));
   memcpy(own_dy, dy, (size_t)count * sizeof(T));
   if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
-  NAME(gather_products)(statistic, centered, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
+  NAME(gather_products)
+  (statistic, centered, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
 }
 
 ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool centered,
                                         const bool has_weight, const bool sum_weights,
-                                        const bool stream, const NAME(gradient) *r, T *dx,
+                                        const bool stream, const NAME(gradient) * r, T *dx,
                                         const T *x, const T *dy, const WT *weight, C *dweight,
                                         C *dbias) {
-  V v[U], d[U], w[U] = {0}, dw[U] = {0}, db[U] = {0}; /* whole arrays at a time, so that loads and stores pair up */
+  V v[U], d[U], w[U] = {0}, dw[U] = {0},
+                db[U] = {0}; /* whole arrays at a time, so that loads and stores pair up */
   LOADS(v, x, U);
   LOADS(d, dy, U);
   if (has_weight) LOADSW(w, weight, U);
@@ -91,9 +93,10 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
 }
 
 NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
-                                            bool has_weight, bool sum_weights, const NAME(gradient) *r, T *dx,
-                                            const T *x, const T *dy, const WT *weight, C *dweight,
-                                            C *dbias, int64_t count) {
+                                            bool has_weight, bool sum_weights,
+                                            const NAME(gradient) * r, T *dx, const T *x,
+                                            const T *dy, const WT *weight, C *dweight, C *dbias,
+                                            int64_t count) {
   T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0}, own_dx[BLOCK];
   WT own_weight[BLOCK] = {0};
   C own_dweight[BLOCK] = {0}, own_dbias[BLOCK] = {0};
@@ -103,15 +106,15 @@ NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool ce
   if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
   if (sum_weights) memcpy(own_dweight, dweight, sums_size);
   if (sum_weights) memcpy(own_dbias, dbias, sums_size);
-  NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, false, r, own_dx, own_x, own_dy,
-                       own_weight, own_dweight, own_dbias);
+  NAME(apply_gradient)
+  (statistic, centered, has_weight, sum_weights, false, r, own_dx, own_x, own_dy, own_weight,
+   own_dweight, own_dbias);
   memcpy(dx, own_dx, (size_t)count * sizeof(T));
   if (sum_weights) memcpy(dweight, own_dweight, sums_size);
   if (sum_weights) memcpy(dbias, own_dbias, sums_size);
 }
 
-ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered,
-                                                 const NAME(products) *sums) {
+ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered, const NAME(products) * sums) {
   return (onepass_row_sums){(double)NAME(fold)(sums->a), (double)NAME(fold)(sums->b),
                             centered ? (double)NAME(fold)(sums->c) : 0};
 }
@@ -127,13 +130,13 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statist
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_ahead(x + i, BLOCK * sizeof(T));
     prefetch_ahead(dy + i, BLOCK * sizeof(T));
-    NAME(gather_products)(statistic, centered, has_weight, &sums, &saved, x + i, dy + i,
-                          WEIGHT_AT(i), false, 0);
+    NAME(gather_products)
+    (statistic, centered, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i), false, 0);
   }
   NAME(products) all = sums; /* sums itself must not have its address taken */
   if (i < count) {
-    NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given, x + i, dy + i,
-                               WEIGHT_AT(i), count - i);
+    NAME(gather_products_rest)
+    (statistic, centered, has_weight, &all, &given, x + i, dy + i, WEIGHT_AT(i), count - i);
   }
   return NAME(row_sums_of)(centered, &all);
 }
@@ -163,8 +166,9 @@ static void NAME(divide_gradient)(T *dx, const T *x, const T *dy, int64_t count,
 ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
                                               const bool centered, const bool has_weight,
                                               const bool sum_weights, const bool stream,
-                                              const onepass_row_gradient *row, T *dx, const T *x, const T *dy, const WT *weight,
-                                              C *dweight, C *dbias, int64_t count) {
+                                              const onepass_row_gradient *row, T *dx, const T *x,
+                                              const T *dy, const WT *weight, C *dweight, C *dbias,
+                                              int64_t count) {
   if (statistic == ONEPASS_STATISTIC_ABS && row->exact) {
     NAME(divide_gradient)(dx, x, dy, count, row);
     return;
@@ -173,23 +177,25 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
   const int64_t head = stream || count >= 8 * BLOCK ? NAME(to_alignment)(dx) : 0;
   int64_t i = head < count ? head : count;
   if (i) {
-    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight,
-                              dbias, i);
+    NAME(apply_gradient_rest)
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i);
   }
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_soon((const T *)row->soon_x + i, BLOCK * sizeof(T));
     prefetch_soon((const T *)row->soon_dy + i, BLOCK * sizeof(T));
-    NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i,
-                         WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+    NAME(apply_gradient)
+    (statistic, centered, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i, WEIGHT_AT(i),
+     SUMS_AT(dweight, i), SUMS_AT(dbias, i));
   }
   if (i < count) {
-    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i,
-                              WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
+    NAME(apply_gradient_rest)
+    (statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i, WEIGHT_AT(i),
+     SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
   }
 }
 
-/* Apply a row's gradient to a chunk while gathering the same chunk of the next row: reads from memory and
- * writes to it overlap. dx is not aligned first: the two would part. */
+/* Apply a row's gradient to a chunk while gathering the same chunk of the next row: reads from
+ * memory and writes to it overlap. dx is not aligned first: the two would part. */
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
     const onepass_statistic statistic, const bool centered, const bool has_weight,
     const bool sum_weights, const onepass_row_gradient *row, T *dx, const T *x, const T *dy,
@@ -202,23 +208,27 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_ahead(next_x + i, BLOCK * sizeof(T));
     prefetch_ahead(next_dy + i, BLOCK * sizeof(T));
-    NAME(gather_products)(statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i,
-                          WEIGHT_AT(i), false, 0);
-    NAME(apply_gradient)(statistic, centered, has_weight, sum_weights, false, &r, dx + i, x + i,
-                         dy + i, WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+    NAME(gather_products)
+    (statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i, WEIGHT_AT(i), false,
+     0);
+    NAME(apply_gradient)
+    (statistic, centered, has_weight, sum_weights, false, &r, dx + i, x + i, dy + i, WEIGHT_AT(i),
+     SUMS_AT(dweight, i), SUMS_AT(dbias, i));
   }
   NAME(products) all = sums;
   if (i < count) {
-    NAME(gather_products_rest)(statistic, centered, has_weight, &all, &given_saved, next_x + i,
-                               next_dy + i, WEIGHT_AT(i), count - i);
-    NAME(apply_gradient_rest)(statistic, centered, has_weight, sum_weights, &given, dx + i, x + i,
-                              dy + i, WEIGHT_AT(i), SUMS_AT(dweight, i), SUMS_AT(dbias, i),
-                              count - i);
+    NAME(gather_products_rest)
+    (statistic, centered, has_weight, &all, &given_saved, next_x + i, next_dy + i, WEIGHT_AT(i),
+     count - i);
+    NAME(apply_gradient_rest)
+    (statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i, WEIGHT_AT(i),
+     SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
   }
   return NAME(row_sums_of)(centered, &all);
 }
 
-/* ---- The same with run-time choices made constants -------------------------------------------------- */
+/* ---- The same with run-time choices made constants
+ * -------------------------------------------------- */
 
 static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy, const void *weight,
                                                   double mean, double rstd, int64_t count) {
@@ -229,7 +239,7 @@ static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy,
 static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void *dy,
                                                       const void *weight, double mean, double rstd,
                                                       int64_t count) {
-#define GATHER(centered, has_weight)                                                       \
+#define GATHER(centered, has_weight)                                                         \
   return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, centered, has_weight, x, dy, \
                                      weight, (C)mean, (C)rstd, count)
   if (onepass_is_far(mean, rstd)) {
@@ -241,11 +251,11 @@ static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void 
 #undef GATHER
 }
 
-#define WITH_CONSTANT_STREAM(...)                                                              \
-  if (ONEPASS_HAS_STREAMS && p->stream) {                                                      \
-    NAME(apply_gradient_chunk)(__VA_ARGS__, true, row, dx, x, dy, weight, dweight, dbias, count); \
-    end_streams();                                                                             \
-  } else {                                                                                     \
+#define WITH_CONSTANT_STREAM(...)                                                                  \
+  if (ONEPASS_HAS_STREAMS && p->stream) {                                                          \
+    NAME(apply_gradient_chunk)(__VA_ARGS__, true, row, dx, x, dy, weight, dweight, dbias, count);  \
+    end_streams();                                                                                 \
+  } else {                                                                                         \
     NAME(apply_gradient_chunk)(__VA_ARGS__, false, row, dx, x, dy, weight, dweight, dbias, count); \
   }
 #define WITH_CONSTANT_CENTERED(...)                                     \
@@ -276,11 +286,14 @@ static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
   }
 }
 
-/* Together in one loop where both rows are of one kind and nothing is streamed, else one after the other. */
-static onepass_row_sums NAME(apply_gather_backward_abs)(
-    const onepass_norm_problem *p, const onepass_row_gradient *row, void *dx, const void *x,
-    const void *dy, const void *weight, void *dweight, void *dbias, int64_t count,
-    const onepass_next_row *next) {
+/* Together in one loop where both rows are of one kind and nothing is streamed, else one after the
+ * other. */
+static onepass_row_sums NAME(apply_gather_backward_abs)(const onepass_norm_problem *p,
+                                                        const onepass_row_gradient *row, void *dx,
+                                                        const void *x, const void *dy,
+                                                        const void *weight, void *dweight,
+                                                        void *dbias, int64_t count,
+                                                        const onepass_next_row *next) {
   if (row->exact || (ONEPASS_HAS_STREAMS && p->stream)) {
     NAME(apply_backward_abs)(p, row, dx, x, dy, weight, dweight, dbias, count);
     return NAME(gather_backward_abs)(next->x, next->dy, weight, 0, 0, count);
@@ -289,18 +302,21 @@ static onepass_row_sums NAME(apply_gather_backward_abs)(
                                          weight, dweight, dbias, count, next);
 }
 
-static onepass_row_sums NAME(apply_gather_backward_moments)(
-    const onepass_norm_problem *p, const onepass_row_gradient *row, void *dx, const void *x,
-    const void *dy, const void *weight, void *dweight, void *dbias, int64_t count,
-    const onepass_next_row *next) {
+static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_problem *p,
+                                                            const onepass_row_gradient *row,
+                                                            void *dx, const void *x, const void *dy,
+                                                            const void *weight, void *dweight,
+                                                            void *dbias, int64_t count,
+                                                            const onepass_next_row *next) {
   const bool next_centered = onepass_is_far(next->mean, next->rstd);
   if (row->centered || next_centered || (ONEPASS_HAS_STREAMS && p->stream)) {
     NAME(apply_backward_moments)(p, row, dx, x, dy, weight, dweight, dbias, count);
     return NAME(gather_backward_moments)(next->x, next->dy, weight, next->mean, next->rstd, count);
   }
-#define TOGETHER(has_weight, sum_weights)                                                         \
-  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_MOMENTS, false, has_weight, sum_weights, \
-                                         row, dx, x, dy, weight, dweight, dbias, count, next)
+#define TOGETHER(has_weight, sum_weights)                                                     \
+  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_MOMENTS, false, has_weight,        \
+                                         sum_weights, row, dx, x, dy, weight, dweight, dbias, \
+                                         count, next)
   if (weight && dweight) TOGETHER(true, true);
   if (weight) TOGETHER(true, false);
   if (dweight) TOGETHER(false, true);

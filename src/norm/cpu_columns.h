@@ -1,24 +1,26 @@
-/* Rows that lie side by side, their elements far apart: lanes run across rows. Part of cpu_template.h.
+/* Rows that lie side by side, their elements far apart: lanes run across rows. Part of
+ * cpu_template.h.
  *
- * A strip of `width` neighbouring rows is read element by element: its elements k are dense in memory,
- * those k + 1 are a stride away. Sums are per lane, in groups of 128 elements that are added in double,
- * and the strip is narrow enough to be still in the cache when it is read again for the scale. */
+ * A strip of `width` neighbouring rows is read element by element: its elements k are dense in
+ * memory, those k + 1 are a stride away. Sums are per lane, in groups of 128 elements that are
+ * added in double, and the strip is narrow enough to be still in the cache when it is read again
+ * for the scale. */
 
 enum { NAME(group) = 128 };
 
-/* Visit vectors of a strip: whole ones at j, then the rest of it through a zero-filled buffer. `body`
- * uses at(p), the vector there, and put(p, v). */
-#define FOR_EACH_VECTOR(width, body)                                  \
-  {                                                                   \
-    int64_t j = 0;                                                    \
-    for (; j + W <= (width); j += W) {                                \
-      const int64_t here = W;                                         \
-      body                                                            \
-    }                                                                 \
-    if (j < (width)) {                                                \
-      const int64_t here = (width)-j;                                 \
-      body                                                            \
-    }                                                                 \
+/* Visit vectors of a strip: whole ones at j, then the rest of it through a zero-filled buffer.
+ * `body` uses at(p), the vector there, and put(p, v). */
+#define FOR_EACH_VECTOR(width, body)   \
+  {                                    \
+    int64_t j = 0;                     \
+    for (; j + W <= (width); j += W) { \
+      const int64_t here = W;          \
+      body                             \
+    }                                  \
+    if (j < (width)) {                 \
+      const int64_t here = (width)-j;  \
+      body                             \
+    }                                  \
   }
 
 ALWAYS_INLINE V NAME(load_some)(const T *p, int64_t count) {
@@ -38,8 +40,8 @@ ALWAYS_INLINE void NAME(store_some)(T *p, V v, int64_t count) {
   memcpy(p, lanes, (size_t)count * sizeof(T));
 }
 
-/* Scratch of a strip: two totals in double and two vectors in the type of sums a row. C arrays have room
- * for whole vectors. */
+/* Scratch of a strip: two totals in double and two vectors in the type of sums a row. C arrays have
+ * room for whole vectors. */
 typedef struct NAME(strip) {
   double *total, *total_products;
   C *sums, *products;
@@ -47,11 +49,13 @@ typedef struct NAME(strip) {
 
 ALWAYS_INLINE NAME(strip) NAME(lay_out_strip)(double *scratch, int64_t width) {
   const int64_t room = (width + W - 1) / W * W;
-  return (NAME(strip)){scratch, scratch + room, (C *)(scratch + 2 * room), (C *)(scratch + 3 * room)};
+  return (NAME(strip)){scratch, scratch + room, (C *)(scratch + 2 * room),
+                       (C *)(scratch + 3 * room)};
 }
 
-/* total[j] = sum of |x| and, with dy, total_products[j] = sum of dy x, for each row j of the strip. */
-ALWAYS_INLINE void NAME(gather_strip)(const bool with_products, const NAME(strip) *s, const T *x,
+/* total[j] = sum of |x| and, with dy, total_products[j] = sum of dy x, for each row j of the strip.
+ */
+ALWAYS_INLINE void NAME(gather_strip)(const bool with_products, const NAME(strip) * s, const T *x,
                                       int64_t x_stride, const T *dy, int64_t dy_stride, int64_t n,
                                       int64_t width) {
   const int64_t room = (width + W - 1) / W * W;

@@ -1,12 +1,12 @@
 /* Forward over dense rows; part of cpu_template.h.
  *
- * Rows are done in blocks of 32 elements: a block is summed as a tree, block after block in the lanes of
- * one vector. What is left of a chunk after its whole blocks goes through a zero-filled block on the
- * stack. */
+ * Rows are done in blocks of 32 elements: a block is summed as a tree, block after block in the
+ * lanes of one vector. What is left of a chunk after its whole blocks goes through a zero-filled
+ * block on the stack. */
 
 #define BLOCK 32
-#define U     (BLOCK / W)       /* vectors in a block */
-#define G     (U < 4 ? U : 4)   /* vectors in a group */
+#define U     (BLOCK / W)     /* vectors in a block */
+#define G     (U < 4 ? U : 4) /* vectors in a group */
 
 #define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
 #define BIAS_AT(i)   (affine & 2 ? bias + (i) : NULL)
@@ -21,7 +21,7 @@ typedef struct NAME(scale) {
 
 /* centered: sums of deviations from `shift`, otherwise of the elements themselves. */
 ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const bool centered,
-                                      NAME(lanes) *lanes, const T *x, V shift, const bool partial,
+                                      NAME(lanes) * lanes, const T *x, V shift, const bool partial,
                                       int64_t count) {
   V v[U];
   LOADS(v, x, U);
@@ -35,7 +35,7 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
 }
 
 /* Once a row at most, so the choice of loop is made at run time to keep the code small. */
-NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) *lanes,
+NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) * lanes,
                                     const T *x, C shift, int64_t count) {
   T block[BLOCK] = {0};
   memcpy(block, x, (size_t)count * sizeof(T));
@@ -44,10 +44,10 @@ NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, 
 
 /* affine: 1 weight, 2 bias, 3 both, 0 neither. */
 ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bool centered,
-                                     const int affine, const bool stream, const NAME(scale) *s,
+                                     const int affine, const bool stream, const NAME(scale) * s,
                                      T *y, const T *x, const WT *weight, const WT *bias) {
   UNROLL for (int k = 0; k < U; k += G) { /* groups small enough for the registers */
-    V v[G], w[G] = {0}, b[G] = {0};         /* whole arrays at a time, so that loads pair up */
+    V v[G], w[G] = {0}, b[G] = {0};       /* whole arrays at a time, so that loads pair up */
     LOADS(v, x + k * W, G);
     if (affine & 1) LOADSW(w, weight + k * W, G);
     if (affine & 2) LOADSW(b, bias + k * W, G);
@@ -66,7 +66,7 @@ ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bo
 }
 
 NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
-                                   const NAME(scale) *s, T *y, const T *x, const WT *weight,
+                                   const NAME(scale) * s, T *y, const T *x, const WT *weight,
                                    const WT *bias, int64_t count) {
   T in[BLOCK] = {0}, out[BLOCK];
   WT w[BLOCK] = {0}, b[BLOCK] = {0};
@@ -77,18 +77,20 @@ NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, i
   memcpy(y, out, (size_t)count * sizeof(T));
 }
 
-/* Gather a chunk of the next row and apply this row's scale to as many elements, block by block: reads
- * from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one of them;
- * without `gather` it fetches from `next` what comes soon. */
-ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, const bool centered,
-                                         const int affine, const bool stream, const bool gather,
-                                         const bool apply, const T *next, int64_t gather_count,
-                                         C shift, const NAME(scale) *s, T *y, const T *x,
-                                         const WT *weight, const WT *bias, int64_t apply_count) {
+/* Gather a chunk of the next row and apply this row's scale to as many elements, block by block:
+ * reads from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one
+ * of them; without `gather` it fetches from `next` what comes soon. */
+ALWAYS_INLINE NAME(lanes)
+    NAME(do_chunk)(const onepass_statistic statistic, const bool centered, const int affine,
+                   const bool stream, const bool gather, const bool apply, const T *next,
+                   int64_t gather_count, C shift, const NAME(scale) * s, T *y, const T *x,
+                   const WT *weight, const WT *bias, int64_t apply_count) {
   NAME(lanes) lanes = {0};
   const NAME(scale) own = *s; /* a copy whose address nobody has stays in registers */
   const int64_t gather_end = gather_count / BLOCK * BLOCK, apply_end = apply_count / BLOCK * BLOCK;
-  const int64_t end = !gather ? apply_end : !apply || gather_end < apply_end ? gather_end : apply_end;
+  const int64_t end = !gather                            ? apply_end
+                      : !apply || gather_end < apply_end ? gather_end
+                                                         : apply_end;
   int64_t i = 0;
   for (; i < end; i += BLOCK) {
     if (gather) {
@@ -97,8 +99,8 @@ ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, cons
     }
     if (!gather) prefetch_soon(next + i, BLOCK * sizeof(T));
     if (apply) {
-      NAME(apply_block)(statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i),
-                        BIAS_AT(i));
+      NAME(apply_block)
+      (statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
     }
   }
   /* Where y is not aligned the two counts differ by less than a block, hence at most two rests. */
@@ -115,7 +117,8 @@ ALWAYS_INLINE NAME(lanes) NAME(do_chunk)(const onepass_statistic statistic, cons
   return all;
 }
 
-/* ---- The sums of a chunk ---------------------------------------------------------------------------- */
+/* ---- The sums of a chunk
+ * ---------------------------------------------------------------------------- */
 
 ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, const bool centered,
                                             const T *x, int64_t count, C shift) {
@@ -124,9 +127,9 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
                         NULL, NULL, NULL, 0);
 }
 
-/* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is so far
- * from the shift that subtracting its square loses more than two bits. */
-ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) *lanes, C shift, int64_t count,
+/* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is
+ * so far from the shift that subtracting its square loses more than two bits. */
+ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
   const double n = (double)count, sum = (double)NAME(fold)(lanes->a);
   const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b) - of_mean;
@@ -135,16 +138,15 @@ ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) *lanes, C shif
 }
 
 NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C shift) {
-  const NAME(lanes) lanes =
-      NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
+  const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
   bool lossy;
   return NAME(moments_of)(&lanes, shift, count, &lossy);
 }
 
 /* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */
 ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
-                                                const NAME(lanes) *lanes, const T *x, int64_t count,
-                                                C shift) {
+                                                const NAME(lanes) * lanes, const T *x,
+                                                int64_t count, C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
     return (onepass_row_sums){.a = (double)NAME(fold)(lanes->a)};
   }
@@ -153,8 +155,8 @@ ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statisti
   return lossy ? NAME(moments_about)(x, count, (C)sums.a) : sums;
 }
 
-/* Whether a chunk should be gathered about a shift, judging by its first block: is the mean there more
- * than two deviations from 0? Short chunks are sooner gathered twice than looked at. */
+/* Whether a chunk should be gathered about a shift, judging by its first block: is the mean there
+ * more than two deviations from 0? Short chunks are sooner gathered twice than looked at. */
 ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *x, int64_t count,
                                     C *shift) {
   *shift = 0;
@@ -197,7 +199,8 @@ NEVER_INLINE onepass_row_sums NAME(gather_row)(onepass_statistic statistic, cons
   return sums;
 }
 
-/* ---- Whole rows ------------------------------------------------------------------------------------- */
+/* ---- Whole rows
+ * ------------------------------------------------------------------------------------- */
 
 /* For denominators without a usable reciprocal: rows of subnormals, or of zeros. */
 static void NAME(divide)(T *y, const T *x, int64_t count, double denominator) {
@@ -212,7 +215,7 @@ ALWAYS_INLINE NAME(scale) NAME(scale_of)(const onepass_row_scale *row) {
 
 /* Elements of y before its first aligned vector go first; short rows are not worth it. */
 ALWAYS_INLINE int64_t NAME(apply_head)(const onepass_statistic statistic, const int affine,
-                                       const bool stream, bool centered, const NAME(scale) *s,
+                                       const bool stream, bool centered, const NAME(scale) * s,
                                        T *y, const T *x, const WT *weight, const WT *bias,
                                        int64_t n) {
   const int64_t unaligned = stream || n >= 4 * BLOCK ? NAME(to_alignment)(y) : 0;
@@ -224,15 +227,15 @@ ALWAYS_INLINE int64_t NAME(apply_head)(const onepass_statistic statistic, const 
 /* Apply a row's scale to n elements of it. */
 ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const int affine,
                                      const bool stream, const onepass_row_scale *row,
-                                     const NAME(scale) *s, T *y, const T *x, const WT *weight,
+                                     const NAME(scale) * s, T *y, const T *x, const WT *weight,
                                      const WT *bias, int64_t n) {
   const T *soon = row->soon_x ? row->soon_x : x;
   if (row->centered) {
-    NAME(do_chunk)(statistic, true, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias,
-                   n);
+    NAME(do_chunk)
+    (statistic, true, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias, n);
   } else {
-    NAME(do_chunk)(statistic, false, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias,
-                   n);
+    NAME(do_chunk)
+    (statistic, false, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias, n);
   }
 }
 
@@ -246,15 +249,16 @@ ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int
   const NAME(scale) s = NAME(scale_of)(row);
   const int64_t head =
       NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weight, bias, n);
-  NAME(apply_dense)(statistic, affine, stream, row, &s, y + head, x + head, WEIGHT_AT(head),
-                    BIAS_AT(head), n - head);
+  NAME(apply_dense)
+  (statistic, affine, stream, row, &s, y + head, x + head, WEIGHT_AT(head), BIAS_AT(head),
+   n - head);
   if (stream) end_streams();
 }
 
 /* Apply this row's scale to `apply` elements while gathering `count` of the next row. */
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
     const onepass_statistic statistic, const int affine, const bool stream,
-    const onepass_row_scale *row, const NAME(scale) *s, T *y, const T *x, const WT *weight,
+    const onepass_row_scale *row, const NAME(scale) * s, T *y, const T *x, const WT *weight,
     const WT *bias, int64_t apply, const T *next, int64_t count) {
   C shift;
   const bool centered = NAME(look_ahead)(statistic, next, count, &shift);
@@ -285,16 +289,17 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic st
     const int64_t left = n - i, to_apply = n - applied;
     const int64_t count = left < ONEPASS_NORM_CHUNK ? left : ONEPASS_NORM_CHUNK;
     const int64_t apply = to_apply < ONEPASS_NORM_CHUNK ? to_apply : ONEPASS_NORM_CHUNK;
-    const onepass_row_sums chunk = NAME(apply_and_gather_chunk)(
-        statistic, affine, stream, row, &s, y + applied, x + applied, WEIGHT_AT(applied),
-        BIAS_AT(applied), apply, next + i, count);
+    const onepass_row_sums chunk =
+        NAME(apply_and_gather_chunk)(statistic, affine, stream, row, &s, y + applied, x + applied,
+                                     WEIGHT_AT(applied), BIAS_AT(applied), apply, next + i, count);
     onepass_merge_forward(statistic, &sums, (double)i, chunk, (double)count);
     applied += apply;
   }
   return sums;
 }
 
-/* ---- The same with run-time choices made constants -------------------------------------------------- */
+/* ---- The same with run-time choices made constants
+ * -------------------------------------------------- */
 
 #define WITH_CONSTANT_STREAM(call, statistic, affine, ...) \
   if (ONEPASS_HAS_STREAMS && p->stream) {                  \
@@ -302,15 +307,15 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic st
   } else {                                                 \
     call(statistic, affine, false, __VA_ARGS__);           \
   }
-#define WITH_CONSTANT_AFFINE(call, statistic, affine, ...)         \
-  if ((affine) == 3) {                                             \
-    WITH_CONSTANT_STREAM(call, statistic, 3, __VA_ARGS__)          \
-  } else if ((affine) == 2) {                                      \
-    WITH_CONSTANT_STREAM(call, statistic, 2, __VA_ARGS__)          \
-  } else if ((affine) == 1) {                                      \
-    WITH_CONSTANT_STREAM(call, statistic, 1, __VA_ARGS__)          \
-  } else {                                                         \
-    WITH_CONSTANT_STREAM(call, statistic, 0, __VA_ARGS__)          \
+#define WITH_CONSTANT_AFFINE(call, statistic, affine, ...) \
+  if ((affine) == 3) {                                     \
+    WITH_CONSTANT_STREAM(call, statistic, 3, __VA_ARGS__)  \
+  } else if ((affine) == 2) {                              \
+    WITH_CONSTANT_STREAM(call, statistic, 2, __VA_ARGS__)  \
+  } else if ((affine) == 1) {                              \
+    WITH_CONSTANT_STREAM(call, statistic, 1, __VA_ARGS__)  \
+  } else {                                                 \
+    WITH_CONSTANT_STREAM(call, statistic, 0, __VA_ARGS__)  \
   }
 
 static void NAME(apply_abs)(const onepass_norm_problem *p, const onepass_row_scale *row, void *y,
@@ -333,8 +338,8 @@ static void NAME(save)(const onepass_norm_problem *p, const onepass_buffers *buf
   if (rstd) rstd[onepass_walk_offset(&p->rows, ONEPASS_ROLE_RSTD, row)] = (C)scale->rstd;
 }
 
-/* Short rows spend their time waiting for a sum to become a scale, so several are kept in flight: gather a
- * batch, make all its scales, apply them. */
+/* Short rows spend their time waiting for a sum to become a scale, so several are kept in flight:
+ * gather a batch, make all its scales, apply them. */
 NEVER_INLINE void NAME(do_short_rows)(onepass_statistic statistic, const onepass_norm_problem *p,
                                       const onepass_buffers *buffers, int64_t begin, int64_t end) {
   enum { BATCH = 16 };
@@ -344,16 +349,14 @@ NEVER_INLINE void NAME(do_short_rows)(onepass_statistic statistic, const onepass
     onepass_row_sums sums[BATCH];
     onepass_row_scale scales[BATCH];
     for (int i = 0; i < rows; i++) {
-      const T *x =
-          (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
-      sums[i] = statistic == ONEPASS_STATISTIC_ABS ? NAME(gather_abs)(x, n)
-                                                   : NAME(gather_moments)(x, n);
+      const T *x = (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
+      sums[i] =
+          statistic == ONEPASS_STATISTIC_ABS ? NAME(gather_abs)(x, n) : NAME(gather_moments)(x, n);
     }
     for (int i = 0; i < rows; i++) scales[i] = onepass_scale_row(p, sums[i]);
     for (int i = 0; i < rows; i++) {
       if (statistic == ONEPASS_STATISTIC_MOMENTS) NAME(save)(p, buffers, first + i, &scales[i]);
-      const T *x =
-          (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
+      const T *x = (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, first + i);
       T *y = (T *)buffers->y + onepass_walk_offset(&p->rows, ONEPASS_ROLE_Y, first + i);
       (statistic == ONEPASS_STATISTIC_ABS ? NAME(apply_abs) : NAME(apply_moments))(
           p, &scales[i], y, x, buffers->weight, buffers->bias, n);
@@ -380,8 +383,8 @@ ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int af
           p, &scale, y, this, weight, bias, n);
       if (!last) sums = NAME(gather_row)(statistic, next, n);
     } else {
-      sums = NAME(apply_and_gather)(statistic, affine, stream, &scale, y, this, weight, bias, next,
-                                    n);
+      sums =
+          NAME(apply_and_gather)(statistic, affine, stream, &scale, y, this, weight, bias, next, n);
     }
   }
   if (stream) end_streams();

@@ -1,4 +1,5 @@
-/* The normalization kernels of one vector level: every statistic and type, made from the templates. */
+/* The normalization kernels of one vector level: every statistic and type, made from the templates.
+ */
 #include "norm/cpu.h"
 
 #include "cpu/template.h"

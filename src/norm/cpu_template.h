@@ -1,7 +1,7 @@
 /* One instance of the normalization kernels. Included with
- *   ELEMENT  the type of x, y, dy, dx        WEIGHTS  of weight and bias        SUMS  of sums: f32 or f64
- * Functions take the statistic and whatever else changes the inner loop as constants and are inlined, so
- * each combination becomes its own loop. NAME(f) is f for this instance. */
+ *   ELEMENT  the type of x, y, dy, dx        WEIGHTS  of weight and bias        SUMS  of sums: f32
+ * or f64 Functions take the statistic and whatever else changes the inner loop as constants and are
+ * inlined, so each combination becomes its own loop. NAME(f) is f for this instance. */
 #define NAME(f) JOIN3(f, ELEMENT, WEIGHTS)
 #define T       JOIN2(element_, ELEMENT)
 #define WT      JOIN2(element_, WEIGHTS)
@@ -35,8 +35,8 @@ ALWAYS_INLINE C NAME(fold)(V v) {
   return lane[0];
 }
 
-/* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other, and
- * easier on the register file, as every other operand is a result just made. */
+/* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other,
+ * and easier on the register file, as every other operand is a result just made. */
 ALWAYS_INLINE V NAME(tree)(const V *v, const int count) {
   V t[16];
   UNROLL for (int j = 0; j < count; j++) t[j] = v[j];

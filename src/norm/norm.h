@@ -1,10 +1,11 @@
 /*
  * The normalization family. Every member views its tensor as rows of elements: a row is what one
- * statistic is gathered over, wherever its elements lie. Forward, a row's statistic gives a shift and a
- * scale, and y = (x - shift) * scale * weight + bias. Backward, a row needs sums of products with dy.
+ * statistic is gathered over, wherever its elements lie. Forward, a row's statistic gives a shift
+ * and a scale, and y = (x - shift) * scale * weight + bias. Backward, a row needs sums of products
+ * with dy.
  *
- * A member is an entry of the table in problem.c (its name, its view and its statistic), a reference in
- * reference.c, and its statistic's terms in cpu_terms.h.
+ * A member is an entry of the table in problem.c (its name, its view and its statistic), a
+ * reference in reference.c, and its statistic's terms in cpu_terms.h.
  */
 #ifndef ONEPASS_NORM_NORM_H
 #define ONEPASS_NORM_NORM_H
@@ -44,9 +45,9 @@ typedef struct onepass_norm_problem {
   onepass_norm_strategy strategy;
   bool backward;
   bool divide_by_count; /* the statistic is a mean, not a sum */
-  bool packed;          /* some rows are not dense in memory: copy chunks of them before and after */
-  bool stream;          /* what moves exceeds the caches: write past them */
-  bool packed_weights;  /* weight or bias is not dense: copy them first */
+  bool packed;         /* some rows are not dense in memory: copy chunks of them before and after */
+  bool stream;         /* what moves exceeds the caches: write past them */
+  bool packed_weights; /* weight or bias is not dense: copy them first */
   int threads;
   double eps;
   double one_over_n;        /* of the elements in a row */

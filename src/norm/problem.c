@@ -15,9 +15,9 @@
 #define DWEIGHT ONEPASS_BIT(ONEPASS_ROLE_DWEIGHT)
 #define DBIAS   ONEPASS_BIT(ONEPASS_ROLE_DBIAS)
 
-#define WHOLE_ROLES  (X | Y | DY | DX)                    /* shaped as x */
-#define WEIGHT_ROLES (WEIGHT | BIAS | DWEIGHT | DBIAS)    /* shaped as the normalized axes */
-#define SAVED_ROLES  (MEAN | RSTD)                        /* shaped as the other axes */
+#define WHOLE_ROLES  (X | Y | DY | DX)                 /* shaped as x */
+#define WEIGHT_ROLES (WEIGHT | BIAS | DWEIGHT | DBIAS) /* shaped as the normalized axes */
+#define SAVED_ROLES  (MEAN | RSTD)                     /* shaped as the other axes */
 
 static const onepass_norm_operator operators[] = {
     [ONEPASS_L1_NORM] = {.name = "l1_norm",
@@ -46,7 +46,8 @@ static const onepass_in_place in_place[] = {
     {ONEPASS_ROLE_DX, ONEPASS_ROLE_DY},
 };
 
-/* ---- Checks --------------------------------------------------------------------------------------- */
+/* ---- Checks
+ * --------------------------------------------------------------------------------------- */
 
 static onepass_status check_description(const onepass_norm *norm) {
   if (!norm) return onepass_fail(ONEPASS_NULL_POINTER, "norm = NULL: expected a description");
@@ -145,7 +146,8 @@ static onepass_status check_axis(const onepass_norm *norm, int ndim, int *axis) 
   return ONEPASS_OK;
 }
 
-/* ---- The view --------------------------------------------------------------------------------------- */
+/* ---- The view
+ * --------------------------------------------------------------------------------------- */
 
 static void view_as_rows(const onepass_layouts *layouts, int axis, onepass_norm_problem *problem) {
   const onepass_layout *x = &layouts->of[ONEPASS_ROLE_X];
@@ -165,7 +167,8 @@ static void view_as_rows(const onepass_layouts *layouts, int axis, onepass_norm_
                                         axis, x->shape, inner, inner_count);
 }
 
-/* ---- The plan --------------------------------------------------------------------------------------- */
+/* ---- The plan
+ * --------------------------------------------------------------------------------------- */
 
 onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                  const onepass_tensors *tensors, const onepass_options *options) {

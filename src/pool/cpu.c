@@ -36,20 +36,19 @@ void onepass_pool_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   onepass_pool_problem *p = &plan->problem.pool;
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->kernels = kernels_at(level, p->type);
-  p->stream = p->long_step == 1 && p->pooled_step == 1 &&
-              plan->info.bytes > onepass_this_machine()->last;
+  p->stream =
+      p->long_step == 1 && p->pooled_step == 1 && plan->info.bytes > onepass_this_machine()->last;
   /* Whole lines, unless there are fewer than threads. */
-  const int64_t share = p->lines.count >= threads ? output_length(p)
-                                                  : (output_length(p) - 1) / threads + 1;
+  const int64_t share =
+      p->lines.count >= threads ? output_length(p) : (output_length(p) - 1) / threads + 1;
   p->segment = share > LEAST_SEGMENT ? share : LEAST_SEGMENT;
   const int64_t tasks = p->lines.count * segments_of(p);
   p->threads = tasks < threads ? (tasks ? (int)tasks : 1) : threads;
   p->scratch_size = (onepass_pool_scratch(p) + 63) / 64 * 64;
   plan->run = onepass_pool_run_cpu;
-  plan->info.kernel = p->kernel > ONEPASS_POOL_WIDEST_TILED ? "wide_windows"
-                      : p->stride > 1 || p->long_step != 1 || p->pooled_step != 1
-                          ? "tiled_windows"
-                          : "dense_windows";
+  plan->info.kernel = p->kernel > ONEPASS_POOL_WIDEST_TILED                       ? "wide_windows"
+                      : p->stride > 1 || p->long_step != 1 || p->pooled_step != 1 ? "tiled_windows"
+                                                                                  : "dense_windows";
   plan->info.vector = onepass_vector_name(level);
   plan->info.threads = p->threads;
   plan->info.workspace = p->scratch_size * (size_t)p->threads;

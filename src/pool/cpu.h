@@ -1,5 +1,5 @@
-/* Between cpu.c, which splits pooling over threads, and cpu_kernels.c, which does parts of lines and is
- * compiled once for every vector level. */
+/* Between cpu.c, which splits pooling over threads, and cpu_kernels.c, which does parts of lines
+ * and is compiled once for every vector level. */
 #ifndef ONEPASS_POOL_CPU_H
 #define ONEPASS_POOL_CPU_H
 

@@ -1,8 +1,8 @@
 /* Sums of all windows of `kernel` neighbouring elements, for one element type; see cpu_kernels.c.
  *
  * A window's sum is a tree: sums of two neighbours, of four (both made in registers as the elements
- * stream in), then of as many fours as the window has, plus up to three single elements. No running sum
- * is carried along, so errors do not build up and a NaN stays in the windows that hold it. */
+ * stream in), then of as many fours as the window has, plus up to three single elements. No running
+ * sum is carried along, so errors do not build up and a NaN stays in the windows that hold it. */
 #define NAME(f)   JOIN2(f, JOIN2(_, ELEMENT))
 #define OF_SUM(f) JOIN2(f, JOIN2(_, SUMS))
 #define T         JOIN2(element_, ELEMENT)
@@ -38,13 +38,13 @@ static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
     }
   }
   for (; i < count; i++) {
-    fours[i] = (GET(x + i) + GET(x + i + 1)) +
-               (GET(x + i + 2) + GET(x + i + 3));
+    fours[i] = (GET(x + i) + GET(x + i + 1)) + (GET(x + i + 2) + GET(x + i + 3));
   }
 }
 
-/* y[i] = (the sum of `quads` fours and `singles` elements from i on) * scale, for i in 0..count. The
- * window's last elements, from `tail` on, are the singles; `tail` has count + singles - 1 elements. */
+/* y[i] = (the sum of `quads` fours and `singles` elements from i on) * scale, for i in 0..count.
+ * The window's last elements, from `tail` on, are the singles; `tail` has count + singles - 1
+ * elements. */
 ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, const T *tail,
                                         const int singles, int64_t count, C scale,
                                         const bool stream) {
@@ -80,8 +80,8 @@ ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, i
   }
 }
 
-/* Windows of eight, the most common large ones, stay in registers all the way. Returns how many of the
- * `count` outputs it did; the rest is too near the end of x, which has count + 7 elements. */
+/* Windows of eight, the most common large ones, stay in registers all the way. Returns how many of
+ * the `count` outputs it did; the rest is too near the end of x, which has count + 7 elements. */
 ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
                                        const bool stream) {
   int64_t i = 0;
@@ -103,7 +103,8 @@ ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
       two[j + 1] = raw[j] + ON1(raw[j], raw[j + 1]);
       four[j + 1] = two[j] + ON2(two[j], two[j + 1]);
     }
-    UNROLL for (int j = 0; j < GROUP; j++) raw[j] = (four[j] + ON4(four[j], four[j + 1])) * ALL(scale);
+    UNROLL for (int j = 0; j < GROUP; j++) raw[j] =
+        (four[j] + ON4(four[j], four[j + 1])) * ALL(scale);
     STORES(y + i, raw, GROUP, stream);
     ahead = raw[GROUP]; /* the others hold results now */
     twos = two[GROUP];
@@ -112,8 +113,9 @@ ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
   return i;
 }
 
-/* Windows of many fours: fours become eights, sixteens, ... in place, and `sums` collects those that the
- * window's length is made of, smallest first. Both buffers have room for whole vectors past their end. */
+/* Windows of many fours: fours become eights, sixteens, ... in place, and `sums` collects those
+ * that the window's length is made of, smallest first. Both buffers have room for whole vectors
+ * past their end. */
 static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, const T *tail,
                                     int singles, int64_t count, C scale) {
   for (int64_t i = 0; i < count; i++) {
@@ -138,38 +140,59 @@ static void NAME(sum_large_windows)(T *y, C *fours, C *sums, int64_t quads, cons
   for (int64_t i = 0; i < count; i++) PUT(y + i, sums[i] * scale);
 }
 
-/* y[i] = (x[i] + ... + x[i + kernel - 1]) * scale for i in 0..count, at most a tile of them. scratch has
- * room for two times (a tile + kernel + 64) sums. y is aligned for whole vectors if `stream`. */
+/* y[i] = (x[i] + ... + x[i + kernel - 1]) * scale for i in 0..count, at most a tile of them.
+ * scratch has room for two times (a tile + kernel + 64) sums. y is aligned for whole vectors if
+ * `stream`. */
 static void NAME(sum_tile)(T *y, const T *x, int64_t kernel, int64_t count, C scale, C *scratch,
                            bool stream) {
   const int64_t quads = kernel / 4;
   const int singles = (int)(kernel % 4);
   const T *tail = x + 4 * quads;
-#define CASE(q, s)                                                              \
-  if (ONEPASS_HAS_STREAMS && stream) {                                          \
-    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, true);           \
-  } else {                                                                      \
-    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, false);          \
-  }                                                                             \
+#define CASE(q, s)                                                     \
+  if (ONEPASS_HAS_STREAMS && stream) {                                 \
+    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, true);  \
+  } else {                                                             \
+    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, false); \
+  }                                                                    \
   return
-#define SMALL_CASE(k)                                                           \
-  if (ONEPASS_HAS_STREAMS && stream) {                                          \
-    NAME(sum_small_windows)(y, x, k, count, scale, true);                       \
-  } else {                                                                      \
-    NAME(sum_small_windows)(y, x, k, count, scale, false);                      \
-  }                                                                             \
+#define SMALL_CASE(k)                                      \
+  if (ONEPASS_HAS_STREAMS && stream) {                     \
+    NAME(sum_small_windows)(y, x, k, count, scale, true);  \
+  } else {                                                 \
+    NAME(sum_small_windows)(y, x, k, count, scale, false); \
+  }                                                        \
   return
-  if (kernel == 1) { SMALL_CASE(1); }
-  if (kernel == 2) { SMALL_CASE(2); }
-  if (kernel == 3) { SMALL_CASE(3); }
+  if (kernel == 1) {
+    SMALL_CASE(1);
+  }
+  if (kernel == 2) {
+    SMALL_CASE(2);
+  }
+  if (kernel == 3) {
+    SMALL_CASE(3);
+  }
   NAME(sum_fours)(scratch, x, count + 4 * (quads - 1));
-  if (quads == 1 && singles == 0) { CASE(1, 0); }
-  if (quads == 1 && singles == 1) { CASE(1, 1); }
-  if (quads == 1 && singles == 2) { CASE(1, 2); }
-  if (quads == 1 && singles == 3) { CASE(1, 3); }
-  if (quads == 2 && singles == 0) { CASE(2, 0); }
-  if (quads == 2 && singles == 1) { CASE(2, 1); }
-  if (quads == 4 && singles == 0) { CASE(4, 0); }
+  if (quads == 1 && singles == 0) {
+    CASE(1, 0);
+  }
+  if (quads == 1 && singles == 1) {
+    CASE(1, 1);
+  }
+  if (quads == 1 && singles == 2) {
+    CASE(1, 2);
+  }
+  if (quads == 1 && singles == 3) {
+    CASE(1, 3);
+  }
+  if (quads == 2 && singles == 0) {
+    CASE(2, 0);
+  }
+  if (quads == 2 && singles == 1) {
+    CASE(2, 1);
+  }
+  if (quads == 4 && singles == 0) {
+    CASE(4, 0);
+  }
 #undef CASE
 #undef SMALL_CASE
   if (quads <= ADDED_ONE_BY_ONE) {

@@ -1,17 +1,16 @@
 /* Parts of lines, forward and backward, for one element type; after cpu_sums.h, see cpu_kernels.c.
  *
  * Three ways, from the fastest to the most general:
- *   dense    stride 1, windows (or, backward, gathers) wholly inside a dense line: straight from memory
- *   tiled    a piece of the line is laid out as sums with its padding and gaps, and windows are summed there
- *   wide     windows too large for a tile: one by one */
+ *   dense    stride 1, windows (or, backward, gathers) wholly inside a dense line: straight from
+ * memory tiled    a piece of the line is laid out as sums with its padding and gaps, and windows
+ * are summed there wide     windows too large for a tile: one by one */
 
 /* Outputs begin..end of a line whose windows start at x + begin and so on, all inside. */
 static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t end, C *scratch,
                         bool stream) {
   const C scale = (C)(1 / (double)kernel);
-  const int64_t unaligned =
-      (int64_t)((W * sizeof(T) - (uintptr_t)(y + begin) % (W * sizeof(T))) % (W * sizeof(T)) /
-                sizeof(T));
+  const int64_t unaligned = (int64_t)((W * sizeof(T) - (uintptr_t)(y + begin) % (W * sizeof(T))) %
+                                      (W * sizeof(T)) / sizeof(T));
   int64_t i = begin;
   if (unaligned && unaligned < end - i) {
     NAME(sum_tile)(y + i, x + i, kernel, unaligned, scale, scratch, false);
@@ -72,8 +71,8 @@ static C *NAME(part_of)(const onepass_pool_problem *p, void *scratch, int part) 
   return (C *)scratch + part * (room + p->kernel + 64);
 }
 
-/* What an output's sum is multiplied by: one over its divisor, which is the kernel wherever the window is
- * inside the line. */
+/* What an output's sum is multiplied by: one over its divisor, which is the kernel wherever the
+ * window is inside the line. */
 ALWAYS_INLINE C NAME(share_of)(const onepass_pool_problem *p, int64_t output) {
   const int64_t begin = output * p->stride - p->padding;
   if (begin >= 0 && begin + p->kernel <= p->length) return (C)p->one_over_kernel;
@@ -87,8 +86,8 @@ static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = end - first < most ? end - first : most;
     const int64_t start = first * p->stride - p->padding;
-    NAME(lay_out)(laid_out, x, p->long_step, p->length, start,
-                  start + (count - 1) * p->stride + p->kernel);
+    NAME(lay_out)
+    (laid_out, x, p->long_step, p->length, start, start + (count - 1) * p->stride + p->kernel);
     NAME(sum_laid_out)(sums, laid_out, p->kernel, p->stride, count, NAME(part_of)(p, scratch, 2));
     for (int64_t o = 0; o < count; o++) {
       PUT(y + (first + o) * p->pooled_step, sums[o] * NAME(share_of)(p, first + o));
@@ -96,7 +95,8 @@ static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t
   }
 }
 
-static void NAME(wide)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end) {
+static void NAME(wide)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin,
+                       int64_t end) {
   for (int64_t o = begin; o < end; o++) {
     const onepass_window window = onepass_window_of(p, o);
     double sum = 0;
@@ -115,8 +115,8 @@ ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/* Small windows with strides to match, wholly inside a dense line: as constants the compiler turns the
- * strides into de-interleaving loads. x is where output 0 would start. */
+/* Small windows with strides to match, wholly inside a dense line: as constants the compiler turns
+ * the strides into de-interleaving loads. x is where output 0 would start. */
 ALWAYS_INLINE void NAME(stride_over)(T *restrict y, const T *restrict x, const int kernel,
                                      const int stride, int64_t begin, int64_t end, C scale) {
   for (int64_t o = begin; o < end; o++) {
@@ -165,10 +165,11 @@ static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x,
   NAME(tiled)(p, y, x, last, end, scratch);
 }
 
-/* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i -------------------- */
+/* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i
+ * -------------------- */
 
-/* dy with its divisors applied and spread out to where its windows start: at[t - begin] is the gradient of
- * the window that starts at t - padding, 0 if none does. */
+/* dy with its divisors applied and spread out to where its windows start: at[t - begin] is the
+ * gradient of the window that starts at t - padding, 0 if none does. */
 static void NAME(spread)(const onepass_pool_problem *p, C *at, const T *dy, int64_t begin,
                          int64_t end) {
   for (int64_t t = begin; t < end; t++) at[t - begin] = 0;
@@ -184,7 +185,8 @@ static void NAME(tiled_backward)(const onepass_pool_problem *p, T *dx, const T *
   const int64_t most = NAME(outputs_in_tile)(p, 1);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = end - first < most ? end - first : most;
-    /* The windows that hold element i start, counting the padding, at i + padding - kernel + 1 or later. */
+    /* The windows that hold element i start, counting the padding, at i + padding - kernel + 1 or
+     * later. */
     const int64_t start = first + p->padding - p->kernel + 1;
     NAME(spread)(p, laid_out, dy, start, start + count + p->kernel - 1);
     NAME(sum_laid_out)(sums, laid_out, p->kernel, 1, count, NAME(part_of)(p, scratch, 2));
@@ -218,7 +220,8 @@ static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *
   }
   /* Outputs whose divisor is the kernel, and the elements that only those hold. */
   const int64_t edge = p->count_include_pad ? 0 : p->padding;
-  const int64_t full_end = p->count_include_pad ? p->pooled : p->length + p->padding - p->kernel + 1;
+  const int64_t full_end =
+      p->count_include_pad ? p->pooled : p->length + p->padding - p->kernel + 1;
   const int64_t reach = p->kernel - 1 - p->padding; /* element i is held from output i - reach on */
   const int64_t first = NAME(clamp)(edge + reach, begin, end);
   const int64_t last = NAME(clamp)(full_end - p->padding, first, end);

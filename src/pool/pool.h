@@ -1,7 +1,7 @@
 /*
- * The pooling family: a window slides along the last axis (later: axes) of the tensor, and every line of
- * the tensor is pooled by itself. Coordinates: output o looks at elements o * stride - padding up to
- * kernel further; elements outside 0..length are padding and count as zeros.
+ * The pooling family: a window slides along the last axis (later: axes) of the tensor, and every
+ * line of the tensor is pooled by itself. Coordinates: output o looks at elements o * stride -
+ * padding up to kernel further; elements outside 0..length are padding and count as zeros.
  */
 #ifndef ONEPASS_POOL_POOL_H
 #define ONEPASS_POOL_POOL_H
@@ -32,7 +32,8 @@ typedef struct onepass_window {
 
 static inline onepass_window onepass_window_of(const onepass_pool_problem *p, int64_t output) {
   int64_t begin = output * p->stride - p->padding, end = begin + p->kernel;
-  if (end > p->length + p->padding) end = p->length + p->padding; /* ceil_mode: hangs over the end */
+  if (end > p->length + p->padding)
+    end = p->length + p->padding; /* ceil_mode: hangs over the end */
   const int64_t with_padding = end - begin;
   if (begin < 0) begin = 0;
   if (end > p->length) end = p->length;

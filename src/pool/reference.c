@@ -25,8 +25,8 @@ static void pool_line(const onepass_plan *plan, const onepass_buffers *buffers, 
   }
 }
 
-/* dx_i gathers from every output whose window holds i. Windows move to the right, so the first that can
- * hold i only ever moves on. */
+/* dx_i gathers from every output whose window holds i. Windows move to the right, so the first that
+ * can hold i only ever moves on. */
 static void pool_line_backward(const onepass_plan *plan, const onepass_buffers *buffers,
                                int64_t line) {
   const onepass_pool_problem *p = &plan->problem.pool;
