@@ -46,16 +46,14 @@
 extern "C" {
 #endif
 
-/* ---- Version
- * ------------------------------------------------------------------------------------- */
+/* ---- Version --------------------------------------------------------------------------------- */
 
 /* The version of the library that is running, which may be newer than ONEPASS_VERSION of the
  * header. */
 ONEPASS_API int onepass_version(void);
 ONEPASS_API const char *onepass_version_string(void);
 
-/* ---- Status
- * -------------------------------------------------------------------------------------- */
+/* ---- Status ---------------------------------------------------------------------------------- */
 
 typedef enum onepass_status {
   ONEPASS_OK = 0,
@@ -84,8 +82,7 @@ ONEPASS_API const char *onepass_status_name(onepass_status status);
  * newline, never NULL, valid until the thread's next failing call. */
 ONEPASS_API const char *onepass_last_message(void);
 
-/* ---- Tensors: the same layout as DLPack's DLTensor, so one may be cast to the other
- * ---------------- */
+/* ---- Tensors: the same layout as DLPack's DLTensor, so one may be cast to the other ---------- */
 
 #define ONEPASS_MAX_NDIM 8
 
@@ -155,8 +152,7 @@ typedef struct onepass_buffers {
   void *dbias;
 } onepass_buffers;
 
-/* ---- Descriptions
- * -------------------------------------------------------------------------------- */
+/* ---- Descriptions ---------------------------------------------------------------------------- */
 
 typedef enum onepass_direction { ONEPASS_FORWARD = 0, ONEPASS_BACKWARD = 1 } onepass_direction;
 
@@ -214,8 +210,7 @@ typedef struct onepass_options {
                         CPU only, slow, and outputs may be f64 whatever the inputs are */
 } onepass_options;
 
-/* ---- Plan and run
- * -------------------------------------------------------------------------------- */
+/* ---- Plan and run ---------------------------------------------------------------------------- */
 
 typedef struct onepass_plan onepass_plan;
 
@@ -258,8 +253,7 @@ typedef struct onepass_plan_info {
 } onepass_plan_info;
 ONEPASS_API onepass_status onepass_plan_describe(const onepass_plan *plan, onepass_plan_info *info);
 
-/* ---- One call
- * ------------------------------------------------------------------------------------- */
+/* ---- One call -------------------------------------------------------------------------------- */
 
 /* Plan and run on the tensors' own data, with the default options. Workspace, where one is needed,
  * is allocated and freed inside. Optional tensors may be NULL as in onepass_tensors. */
@@ -290,8 +284,7 @@ ONEPASS_API onepass_status onepass_avg_pool1d_backward(const onepass_tensor *dy,
                                                        int32_t ceil_mode, int32_t count_include_pad,
                                                        const onepass_tensor *dx);
 
-/* ---- This machine
- * --------------------------------------------------------------------------------- */
+/* ---- This machine ---------------------------------------------------------------------------- */
 
 typedef struct onepass_cpu_info {
   char name[64];        /* the processor's name, or "unknown" */

@@ -43,8 +43,7 @@ int onepass_threads_worth(int threads, int64_t bytes) {
   return worth < threads ? (int)worth : threads;
 }
 
-/* ---- Plans the caller keeps
- * ---------------------------------------------------------------------- */
+/* ---- Plans the caller keeps ------------------------------------------------------------------ */
 
 static onepass_status keep_plan(onepass_plan **plan, const onepass_plan *made) {
   *plan = malloc(sizeof **plan);
@@ -113,8 +112,7 @@ onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buff
   return ONEPASS_OK;
 }
 
-/* ---- One call
- * ------------------------------------------------------------------------------------- */
+/* ---- One call -------------------------------------------------------------------------------- */
 
 static onepass_status run_once(const onepass_plan *plan, const onepass_tensors *tensors) {
   onepass_buffers buffers = {0};

@@ -30,8 +30,7 @@ onepass_shape_text onepass_format_shape(int ndim, const int64_t *sizes) {
   return shape;
 }
 
-/* ---- Reading and checking ----------------------------------------------------------------------
- */
+/* ---- Reading and checking -------------------------------------------------------------------- */
 
 static onepass_status read_sizes(const onepass_tensor *tensor, const char *name,
                                  onepass_layout *layout) {
@@ -200,8 +199,7 @@ onepass_status onepass_expect_shape(const onepass_layouts *layouts, onepass_role
                       onepass_format_shape(ndim, shape).text, because);
 }
 
-/* ---- The addresses of a run --------------------------------------------------------------------
- */
+/* ---- The addresses of a run ------------------------------------------------------------------ */
 
 static bool same_layout(const onepass_layout *a, const onepass_layout *b) {
   if (a->type != b->type || a->ndim != b->ndim) return false;
@@ -299,8 +297,7 @@ onepass_status onepass_check_buffers(const onepass_layouts *layouts, const onepa
   return ONEPASS_OK;
 }
 
-/* ---- Walks
- * --------------------------------------------------------------------------------------- */
+/* ---- Walks ----------------------------------------------------------------------------------- */
 
 static bool joins_previous(const onepass_walk *walk, unsigned roles, const int64_t *stride_of,
                            int64_t size) {

@@ -17,8 +17,7 @@
 static onepass_machine machine;
 static pthread_once_t looked_up = PTHREAD_ONCE_INIT;
 
-/* ---- Name
- * ---------------------------------------------------------------------------------------- */
+/* ---- Name ------------------------------------------------------------------------------------ */
 
 static void copy_name(const char *from) {
   snprintf(machine.name, sizeof machine.name, "%.*s", (int)strcspn(from, "\n"), from);
@@ -61,8 +60,7 @@ static void look_up_name(void) {
   if (!machine.name[0]) copy_name("unknown");
 }
 
-/* ---- Caches
- * -------------------------------------------------------------------------------------- */
+/* ---- Caches ---------------------------------------------------------------------------------- */
 
 /* One line of /sys/devices/system/cpu/cpu0/cache/index<index>/<entry>. */
 static int read_cache_entry(int index, const char *entry, char *line, int size) {
@@ -93,8 +91,7 @@ static void look_up_caches(void) {
   machine.last = of_level[4] ? of_level[4] : of_level[3] ? of_level[3] : machine.l2;
 }
 
-/* ---- Vector level
- * -------------------------------------------------------------------------------- */
+/* ---- Vector level ---------------------------------------------------------------------------- */
 
 static onepass_vector_level best_level(void) {
 #if defined(__x86_64__)

@@ -52,8 +52,7 @@ enum {
   LANES_F64 = ONEPASS_VECTOR_BYTES / 8,
 };
 
-/* ---- Every lane the same; lanes 0..count of a vector, the others zero
- * ------------------------------ */
+/* ---- Every lane the same; lanes 0..count of a vector, the others zero ------------------------ */
 
 ALWAYS_INLINE f32v all_f32(float value) { return value - (f32v){0}; }
 ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
@@ -73,8 +72,7 @@ ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
   return (f64v)((i64v)v & (lanes < count));
 }
 
-/* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector
- * ---------------- */
+/* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector --------- */
 
 #if defined(__clang__)
 #define PICK_(a, b, mask_type, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -118,8 +116,7 @@ ALWAYS_INLINE f64v on4_f64(f64v a, f64v b) {
 } /* too far for two lanes; never called */
 #endif
 
-/* ---- |v|, and s >= 0 with v's sign, or 0 where v is 0
- * ---------------------------------------------- */
+/* ---- |v|, and s >= 0 with v's sign, or 0 where v is 0 ---------------------------------------- */
 
 #if defined(__ARM_NEON) && \
     defined(__aarch64__) /* one operation where the compiler finds two or more */
@@ -145,8 +142,7 @@ ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
 }
 #endif
 
-/* ---- a * b + c, fused where the level has it
- * ------------------------------------------------------- */
+/* ---- a * b + c, fused where the level has it ------------------------------------------------- */
 
 #if defined(__AVX512F__)
 ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) {
@@ -174,8 +170,7 @@ ALWAYS_INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return a * b + c; }
 ALWAYS_INLINE f64v fma_f64(f64v a, f64v b, f64v c) { return a * b + c; }
 #endif
 
-/* ---- Loads
- * ------------------------------------------------------------------------------------------ */
+/* ---- Loads ----------------------------------------------------------------------------------- */
 
 ALWAYS_INLINE f32v load_f32(const float *p) { return *(const f32v_any *)p; }
 ALWAYS_INLINE f64v load_f64(const double *p) { return *(const f64v_any *)p; }
@@ -244,8 +239,7 @@ ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
 #endif
 }
 
-/* ---- Rounding to the half types
- * -------------------------------------------------------------------- */
+/* ---- Rounding to the half types -------------------------------------------------------------- */
 
 ALWAYS_INLINE u16v round_bf16(f32v v) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -270,8 +264,7 @@ ALWAYS_INLINE u16v round_f16(f32v v) {
 #endif
 }
 
-/* ---- Stores; a streaming one leaves the caches alone
- * ------------------------------------------------ */
+/* ---- Stores; a streaming one leaves the caches alone ----------------------------------------- */
 
 /* Neoverse cores stop allocating on their own once they see whole lines written, so on AArch64 a
  * stream is a plain store: STNP measured the same (docs/performance.md). */
@@ -334,8 +327,7 @@ ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
   }
 }
 
-/* ---- Several vectors at once: a pair of half-type vectors is one load or store
- * --------------------- */
+/* ---- Several vectors at once: a pair of half-type vectors is one load or store --------------- */
 
 ALWAYS_INLINE void loads_f32(f32v *v, const float *p, const int count) {
   UNROLL for (int j = 0; j < count; j++) v[j] = load_f32(p + j * LANES_F32);

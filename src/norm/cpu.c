@@ -1,213 +1,14 @@
-/* A normalization on CPU threads: how it is split up, and what each thread does with the kernels.
- */
+/* A normalization on CPU threads: what each thread does with the kernels, strategy by strategy. */
 #include "norm/cpu.h"
 
 #include <math.h>
 
 #include "core/plan.h"
-#include "cpu/machine.h"
 #include "cpu/threads.h"
 
-enum {
-  SEGMENT = 32768, /* SPLIT: elements of all rows that a thread does together */
-  APPLIED_TOGETHER =
-      1024,         /* of those, elements of a row applied at a time; their weights stay in L1 */
-  ROWS_SUMMED = 64, /* rows whose dweight is summed in the type of sums before double takes over */
-  MOST_ROW_BLOCKS = 64, /* ROWS backward: partial dweights */
-  LEAST_ROW_BLOCK = 16, /* rows a partial dweight is worth */
-  MOST_SUMMED_BY_ROWS =
-      16384, /* longer rows sum dweight by columns: partials would not stay in L2 */
-  LEAST_STREAMED_ROW =
-      2048, /* bytes: shorter rows have too many unaligned ends to write past caches */
-  NARROWEST_STRIP = 64,
-  WIDEST_STRIP = 1024,
-  LEAST_LANES = 8 /* COLUMNS: fewer rows side by side are packed instead */
-};
+enum { ROWS_SUMMED = 64 }; /* rows whose dweight is summed before double takes over */
 
-/* ---- Choosing
- * ---------------------------------------------------------------------------------------- */
-
-static const unsigned whole_roles = ONEPASS_BIT(ONEPASS_ROLE_X) | ONEPASS_BIT(ONEPASS_ROLE_Y) |
-                                    ONEPASS_BIT(ONEPASS_ROLE_DY) | ONEPASS_BIT(ONEPASS_ROLE_DX);
-static const unsigned weight_roles =
-    ONEPASS_BIT(ONEPASS_ROLE_WEIGHT) | ONEPASS_BIT(ONEPASS_ROLE_BIAS);
-
-static bool all_dense(const onepass_layouts *layouts, unsigned roles, const onepass_walk *walk) {
-  for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-    if (!(layouts->present & roles & ONEPASS_BIT(role))) continue;
-    if (!onepass_walk_is_dense(walk, role)) return false;
-  }
-  return true;
-}
-
-/* The axis of the rows along which every tensor is dense, or -1. */
-static int find_lane_axis(const onepass_layouts *layouts, const onepass_walk *rows) {
-  for (int axis = rows->ndim - 1; axis >= 0; axis--) {
-    bool dense = rows->size[axis] >= LEAST_LANES;
-    for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-      if (!(layouts->present & whole_roles & ONEPASS_BIT(role))) continue;
-      dense &= rows->stride[role][axis] == 1;
-    }
-    if (dense) return axis;
-  }
-  return -1;
-}
-
-static const onepass_norm_kernels *kernels_at(onepass_vector_level level,
-                                              onepass_statistic statistic, onepass_type type,
-                                              onepass_type weight_type) {
-#if defined(__x86_64__)
-  if (level == ONEPASS_VECTOR_AVX512) {
-    return onepass_norm_kernels_avx512(statistic, type, weight_type);
-  }
-  if (level == ONEPASS_VECTOR_AVX2) return onepass_norm_kernels_avx2(statistic, type, weight_type);
-  return onepass_norm_kernels_sse2(statistic, type, weight_type);
-#elif defined(__aarch64__)
-#if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16)
-    return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
-#endif
-  (void)level;
-  return onepass_norm_kernels_neon(statistic, type, weight_type);
-#else
-  (void)level;
-  return onepass_norm_kernels_generic(statistic, type, weight_type);
-#endif
-}
-
-static bool sums_weights(const onepass_layouts *layouts) {
-  return onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) || onepass_has(layouts, ONEPASS_ROLE_DBIAS);
-}
-
-/* Where dweight is summed the choice must not depend on the machine or the threads, or the bits
- * would. */
-static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
-                                             const onepass_norm_problem *p, int threads) {
-  const int64_t rows = p->rows.count, n = p->elements.count;
-  if (p->backward && sums_weights(layouts)) {
-    return n > MOST_SUMMED_BY_ROWS || rows < 2 * LEAST_ROW_BLOCK ? ONEPASS_NORM_SPLIT
-                                                                 : ONEPASS_NORM_ROWS;
-  }
-  if (p->packed && p->elements.ndim <= 1 && p->lane_axis >= 0 && p->kernels->forward_columns) {
-    return ONEPASS_NORM_COLUMNS;
-  }
-  const int64_t row_bytes = n * onepass_type_size(p->type) * (p->backward ? 2 : 1);
-  const int64_t chunk = p->backward ? ONEPASS_NORM_BACKWARD_CHUNK : ONEPASS_NORM_CHUNK;
-  if (row_bytes > onepass_this_machine()->l2) return ONEPASS_NORM_SPLIT;
-  return rows < threads && n > chunk ? ONEPASS_NORM_SPLIT : ONEPASS_NORM_ROWS;
-}
-
-static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-static int64_t chunks_of(const onepass_norm_problem *p) {
-  return divide_up(p->elements.count,
-                   p->backward ? ONEPASS_NORM_BACKWARD_CHUNK : ONEPASS_NORM_CHUNK);
-}
-
-/* Whole chunks, few enough for every thread to have a segment. */
-static int64_t choose_segment(const onepass_norm_problem *p, int threads) {
-  const int64_t chunk = p->backward ? ONEPASS_NORM_BACKWARD_CHUNK : ONEPASS_NORM_CHUNK;
-  const int64_t share = divide_up(divide_up(p->elements.count, threads), chunk) * chunk;
-  return share < SEGMENT ? share : SEGMENT;
-}
-
-/* How many pieces there are for threads to share. */
-static int64_t count_tasks(const onepass_norm_problem *p) {
-  switch (p->strategy) {
-    case ONEPASS_NORM_SPLIT:
-      return divide_up(p->elements.count, p->segment);
-    case ONEPASS_NORM_COLUMNS:
-      return p->rows.count / p->rows.size[p->lane_axis] *
-             divide_up(p->rows.size[p->lane_axis], p->strip);
-    default:
-      return p->row_block ? divide_up(p->rows.count, p->row_block) : p->rows.count;
-  }
-}
-
-/* As many rows at once as fit in half the second-level cache, but whole cache lines of them. */
-static int64_t choose_strip(const onepass_norm_problem *p) {
-  const int64_t column = p->elements.count * onepass_type_size(p->type) * (p->backward ? 2 : 1);
-  const int64_t fits = onepass_this_machine()->l2 / 2 / column / NARROWEST_STRIP * NARROWEST_STRIP;
-  if (fits < NARROWEST_STRIP) return NARROWEST_STRIP;
-  return fits < WIDEST_STRIP ? fits : WIDEST_STRIP;
-}
-
-static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
-  const size_t sums_size = (size_t)onepass_type_size(onepass_type_of_sums(p->type));
-  const size_t n = (size_t)p->elements.count, element = (size_t)onepass_type_size(p->type);
-  if (p->strategy == ONEPASS_NORM_COLUMNS) {
-    return (size_t)p->strip * ONEPASS_COLUMN_SCRATCH * sizeof(double);
-  }
-  size_t size = p->packed ? 3 * ONEPASS_NORM_CHUNK * element : 0; /* x, dy and the output */
-  if (summing && p->strategy == ONEPASS_NORM_ROWS) size += 2 * n * sums_size;
-  if (summing && p->strategy == ONEPASS_NORM_SPLIT) {
-    size += 2 * APPLIED_TOGETHER * (sums_size + sizeof(double));
-  }
-  return size;
-}
-
-static size_t place(size_t *end, size_t size) {
-  const size_t at = *end;
-  *end += (size + 63) / 64 * 64;
-  return at;
-}
-
-static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_weights) {
-  const size_t rows = (size_t)p->rows.count, n = (size_t)p->elements.count;
-  size_t end = 0;
-  if (p->strategy == ONEPASS_NORM_SPLIT) {
-    p->sums_at = place(&end, rows * (size_t)chunks_of(p) * sizeof(onepass_row_sums));
-    p->scales_at = place(&end, p->backward ? 0 : rows * sizeof(onepass_row_scale));
-  }
-  if (summing && p->strategy == ONEPASS_NORM_ROWS) {
-    p->partials_at = place(&end, (size_t)count_tasks(p) * 2 * n * sizeof(double));
-  }
-  if (p->packed_weights && has_weights) {
-    p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->weight_type));
-  }
-  p->scratch_size = (scratch_of(p, summing) + 63) / 64 * 64;
-  p->scratch_at = place(&end, p->scratch_size * (size_t)p->threads);
-  return end;
-}
-
-void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_level level) {
-  static const char *const kernel_names[ONEPASS_NORM_STRATEGY_COUNT][2] = {
-      [ONEPASS_NORM_ROWS] = {"rows", "packed_rows"},
-      [ONEPASS_NORM_SPLIT] = {"split_rows", "packed_split_rows"},
-      [ONEPASS_NORM_COLUMNS] = {"columns", "columns"}};
-  onepass_norm_problem *p = &plan->problem.norm;
-  const bool summing = p->backward && sums_weights(&plan->layouts);
-  plan->info.vector = onepass_vector_name(level);
-  if (p->rows.count == 0 || p->elements.count == 0) {
-    plan->run = onepass_norm_run_empty;
-    plan->info.kernel = "empty";
-    return;
-  }
-  plan->run = onepass_norm_run_cpu;
-  p->one_over_n = 1 / (double)p->elements.count;
-  p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
-  p->packed = !all_dense(&plan->layouts, whole_roles, &p->elements);
-  p->packed_weights = !all_dense(&plan->layouts, weight_roles, &p->elements);
-  p->lane_axis = find_lane_axis(&plan->layouts, &p->rows);
-  threads = onepass_threads_worth(threads, plan->info.bytes);
-  p->strategy = choose_strategy(&plan->layouts, p, threads);
-  if (p->strategy == ONEPASS_NORM_COLUMNS) p->strip = choose_strip(p);
-  if (p->strategy == ONEPASS_NORM_SPLIT) p->segment = choose_segment(p, threads);
-  if (p->strategy == ONEPASS_NORM_ROWS && summing) {
-    const int64_t even = divide_up(p->rows.count, MOST_ROW_BLOCKS);
-    p->row_block = even > LEAST_ROW_BLOCK ? even : LEAST_ROW_BLOCK;
-  }
-  const int64_t tasks = count_tasks(p);
-  p->threads = tasks < threads ? (int)tasks : threads;
-  p->stream = !p->packed && p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
-              plan->info.bytes > onepass_this_machine()->last;
-  plan->info.kernel = kernel_names[p->strategy][p->packed];
-  plan->info.threads = p->threads;
-  plan->info.workspace = lay_out_workspace(p, summing, plan->layouts.present & weight_roles);
-}
-
-/* ---- Pieces of rows, dense or not
- * --------------------------------------------------------------------- */
+/* ---- Pieces of rows, dense or not ------------------------------------------------------------ */
 
 typedef struct work {
   const onepass_plan *plan;
@@ -292,8 +93,7 @@ static void save(const work *w, int64_t row, const onepass_row_scale *scale) {
   }
 }
 
-/* ---- Forward
- * ------------------------------------------------------------------------------------------ */
+/* ---- Forward --------------------------------------------------------------------------------- */
 
 static onepass_row_sums gather_piece(const work *w, int64_t row, int64_t begin, int64_t count,
                                      char *packed) {
@@ -335,11 +135,10 @@ static void forward_rows(void *context, int worker, int64_t begin, int64_t end) 
   for (int64_t row = begin; row < end; row++) forward_packed_row(w, row, scratch_for(w, worker));
 }
 
-/* ---- Forward, split: all sums, then all rows segment by segment
- * --------------------------------------- */
+/* ---- Forward, split: all sums, then all rows segment by segment ------------------------------ */
 
 static onepass_row_sums *sums_of_row(const work *w, int64_t row) {
-  return (onepass_row_sums *)(w->workspace + w->problem->sums_at) + row * chunks_of(w->problem);
+  return (onepass_row_sums *)(w->workspace + w->problem->sums_at) + row * w->problem->chunks;
 }
 
 static void gather_segments(void *context, int worker, int64_t begin, int64_t end) {
@@ -390,11 +189,12 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
   for (int64_t segment = end - 1; segment >= begin; segment--) {
     const int64_t first = segment * w->problem->segment;
     const int64_t last = least(first + w->problem->segment, n);
-    for (int64_t i = first; i < last; i += APPLIED_TOGETHER) {
+    for (int64_t i = first; i < last; i += ONEPASS_NORM_APPLIED) {
       for (int64_t row = 0; row < rows; row++) {
         onepass_row_scale scale = *scale_of_row(w, row);
         scale.soon_x = row_start(w, ONEPASS_ROLE_X, row + 1 < rows ? row + 1 : row, i);
-        apply_piece(w, row, i, least(last - i, APPLIED_TOGETHER), &scale, scratch_for(w, worker));
+        apply_piece(w, row, i, least(last - i, ONEPASS_NORM_APPLIED), &scale,
+                    scratch_for(w, worker));
       }
     }
   }
@@ -402,14 +202,13 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
 
 static void forward_split(work *w) {
   const onepass_norm_problem *p = w->problem;
-  const int64_t segments = count_tasks(p);
+  const int64_t segments = p->tasks;
   onepass_parallel(p->threads, segments, gather_segments, w);
   onepass_parallel(p->threads, p->rows.count, merge_forward_rows, w);
   onepass_parallel(p->threads, segments, apply_segments, w);
 }
 
-/* ---- Backward
- * ------------------------------------------------------------------------------------------ */
+/* ---- Backward -------------------------------------------------------------------------------- */
 
 /* Sums of dweight and dbias over some rows for `count` elements: `recent` in the type of sums,
  * `total` in double. NULL where the plan has neither. */
@@ -564,7 +363,7 @@ static void store_weight_gradient(const work *w, onepass_role role, int64_t elem
 static void add_partials(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const int64_t n = w->problem->elements.count;
-  const int64_t blocks = divide_up(w->problem->rows.count, w->problem->row_block);
+  const int64_t blocks = onepass_divide_up(w->problem->rows.count, w->problem->row_block);
   const double *partials = (const double *)(w->workspace + w->problem->partials_at);
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
@@ -578,8 +377,7 @@ static void add_partials(void *context, int worker, int64_t begin, int64_t end) 
   }
 }
 
-/* ---- Backward, split
- * -------------------------------------------------------------------------------- */
+/* ---- Backward, split ------------------------------------------------------------------------- */
 
 static void gather_backward_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
@@ -602,7 +400,7 @@ static void merge_backward_rows(void *context, int worker, int64_t begin, int64_
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     onepass_row_sums *sums = sums_of_row(w, row);
-    for (int64_t i = 1; i < chunks_of(w->problem); i++) onepass_merge_backward(sums, sums[i]);
+    for (int64_t i = 1; i < w->problem->chunks; i++) onepass_merge_backward(sums, sums[i]);
   }
 }
 
@@ -610,11 +408,11 @@ static void merge_backward_rows(void *context, int worker, int64_t begin, int64_
 static void apply_backward_columns(const work *w, int64_t begin, int64_t end, char *packed) {
   const onepass_norm_problem *p = w->problem;
   weight_sums weights = {0};
-  if (sums_weights(&w->plan->layouts)) {
+  if (onepass_sums_weights(&w->plan->layouts)) {
     weights.begin = begin;
     weights.count = end - begin;
     weights.total = (double *)packed_part(p, packed, 3);
-    weights.recent = (char *)(weights.total + 2 * APPLIED_TOGETHER);
+    weights.recent = (char *)(weights.total + 2 * ONEPASS_NORM_APPLIED);
     start_weight_sums(w, &weights);
   }
   for (int64_t row = 0; row < p->rows.count; row++) {
@@ -636,35 +434,34 @@ static void apply_backward_segments(void *context, int worker, int64_t begin, in
   for (int64_t segment = end - 1; segment >= begin; segment--) {
     const int64_t first = segment * w->problem->segment;
     const int64_t last = least(first + w->problem->segment, n);
-    for (int64_t i = first; i < last; i += APPLIED_TOGETHER) {
-      apply_backward_columns(w, i, least(i + APPLIED_TOGETHER, last), scratch_for(w, worker));
+    for (int64_t i = first; i < last; i += ONEPASS_NORM_APPLIED) {
+      apply_backward_columns(w, i, least(i + ONEPASS_NORM_APPLIED, last), scratch_for(w, worker));
     }
   }
 }
 
 static void backward_split(work *w) {
   const onepass_norm_problem *p = w->problem;
-  const int64_t segments = count_tasks(p);
+  const int64_t segments = p->tasks;
   onepass_parallel(p->threads, segments, gather_backward_segments, w);
   onepass_parallel(p->threads, p->rows.count, merge_backward_rows, w);
   onepass_parallel(p->threads, segments, apply_backward_segments, w);
 }
 
-/* ---- Columns
- * ------------------------------------------------------------------------------------------ */
+/* ---- Columns --------------------------------------------------------------------------------- */
 
 static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const onepass_norm_problem *p = w->problem;
   const onepass_walk others = onepass_walk_without(&p->rows, p->lane_axis);
-  const int64_t lanes = p->rows.size[p->lane_axis], strips = divide_up(lanes, p->strip);
+  const int64_t lanes = p->rows.size[p->lane_axis], strips = onepass_divide_up(lanes, p->strip);
   const int64_t size = onepass_type_size(p->type);
   double *scratch = (double *)scratch_for(w, worker);
   for (int64_t task = begin; task < end; task++) {
     const int64_t first = task % strips * p->strip, width = least(p->strip, lanes - first);
     char *at[ONEPASS_ROLE_COUNT] = {NULL};
     for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-      if (!(w->plan->layouts.present & whole_roles & ONEPASS_BIT(role))) continue;
+      if (!(w->plan->layouts.present & ONEPASS_WHOLE_ROLES & ONEPASS_BIT(role))) continue;
       at[role] = onepass_buffer(&w->buffers, role) +
                  (onepass_walk_offset(&others, role, task / strips) + first) * size;
     }
@@ -677,8 +474,7 @@ static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   }
 }
 
-/* ---- Running
- * ------------------------------------------------------------------------------------------ */
+/* ---- Running --------------------------------------------------------------------------------- */
 
 static void pack_weights(work *w) {
   const onepass_norm_problem *p = w->problem;
@@ -701,13 +497,13 @@ void onepass_norm_run_cpu(const onepass_plan *plan, const onepass_buffers *buffe
   if (p->packed_weights) pack_weights(&w);
   switch (p->strategy) {
     case ONEPASS_NORM_COLUMNS:
-      onepass_parallel(p->threads, count_tasks(p), do_strips, &w);
+      onepass_parallel(p->threads, p->tasks, do_strips, &w);
       break;
     case ONEPASS_NORM_SPLIT:
       (p->backward ? backward_split : forward_split)(&w);
       break;
     default:
-      onepass_parallel(p->threads, count_tasks(p), p->backward ? backward_rows : forward_rows, &w);
+      onepass_parallel(p->threads, p->tasks, p->backward ? backward_rows : forward_rows, &w);
       if (p->row_block) onepass_parallel(p->threads, p->elements.count, add_partials, &w);
   }
 }

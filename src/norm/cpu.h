@@ -10,6 +10,19 @@
  * gathers what. */
 enum { ONEPASS_NORM_CHUNK = 4096, ONEPASS_NORM_BACKWARD_CHUNK = 1024 };
 
+/* SPLIT applies so many elements of every row before it goes on: their weights stay in L1. */
+enum { ONEPASS_NORM_APPLIED = 1024 };
+
+#define ONEPASS_WHOLE_ROLES                                                                   \
+  (ONEPASS_BIT(ONEPASS_ROLE_X) | ONEPASS_BIT(ONEPASS_ROLE_Y) | ONEPASS_BIT(ONEPASS_ROLE_DY) | \
+   ONEPASS_BIT(ONEPASS_ROLE_DX))
+
+static inline bool onepass_sums_weights(const onepass_layouts *layouts) {
+  return onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) || onepass_has(layouts, ONEPASS_ROLE_DBIAS);
+}
+
+static inline int64_t onepass_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
 /* The merged sums of a row, or those of one chunk.
  *             forward               backward
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
@@ -89,8 +102,7 @@ onepass_norm_kernels_at_level onepass_norm_kernels_sse2, onepass_norm_kernels_av
     onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_neon_bf16,
     onepass_norm_kernels_generic;
 
-/* ---- From sums to what is done with them: once a row, in double
- * ------------------------------------ */
+/* ---- From sums to what is done with them: once a row, in double ------------------------------ */
 
 /* Merge the sums of the next `count` elements into those of the `before` elements before them. */
 static inline void onepass_merge_forward(onepass_statistic statistic, onepass_row_sums *row,

@@ -227,8 +227,7 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
   return NAME(row_sums_of)(centered, &all);
 }
 
-/* ---- The same with run-time choices made constants
- * -------------------------------------------------- */
+/* ---- The same with run-time choices made constants ------------------------------------------- */
 
 static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy, const void *weight,
                                                   double mean, double rstd, int64_t count) {

@@ -117,8 +117,7 @@ ALWAYS_INLINE NAME(lanes)
   return all;
 }
 
-/* ---- The sums of a chunk
- * ---------------------------------------------------------------------------- */
+/* ---- The sums of a chunk --------------------------------------------------------------------- */
 
 ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, const bool centered,
                                             const T *x, int64_t count, C shift) {
@@ -199,8 +198,7 @@ NEVER_INLINE onepass_row_sums NAME(gather_row)(onepass_statistic statistic, cons
   return sums;
 }
 
-/* ---- Whole rows
- * ------------------------------------------------------------------------------------- */
+/* ---- Whole rows ------------------------------------------------------------------------------ */
 
 /* For denominators without a usable reciprocal: rows of subnormals, or of zeros. */
 static void NAME(divide)(T *y, const T *x, int64_t count, double denominator) {
@@ -298,8 +296,7 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic st
   return sums;
 }
 
-/* ---- The same with run-time choices made constants
- * -------------------------------------------------- */
+/* ---- The same with run-time choices made constants ------------------------------------------- */
 
 #define WITH_CONSTANT_STREAM(call, statistic, affine, ...) \
   if (ONEPASS_HAS_STREAMS && p->stream) {                  \

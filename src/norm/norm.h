@@ -58,6 +58,8 @@ typedef struct onepass_norm_problem {
   int lane_axis;            /* COLUMNS: the axis of `rows` that lies dense in memory */
   int64_t row_block;        /* ROWS backward: rows whose dweight and dbias are summed together */
   int64_t strip;            /* COLUMNS: rows done together */
+  int64_t tasks;            /* pieces for the threads to share */
+  int64_t chunks;           /* of a row, each summed by itself */
   int64_t segment;          /* SPLIT: elements of all rows done together */
   /* Where things are in the workspace, in bytes from its start. */
   size_t sums_at, scales_at, partials_at, weights_at, scratch_at, scratch_size;
@@ -80,7 +82,7 @@ void onepass_norm_run_cpu(const struct onepass_plan *plan, const onepass_buffers
 void onepass_norm_run_empty(const struct onepass_plan *plan, const onepass_buffers *buffers,
                             void *workspace);
 
-/* Choose the strategy, kernels and workspace of a checked problem; cpu.c. */
+/* Choose the strategy, kernels and workspace of a checked problem; launch.c. */
 void onepass_norm_choose_cpu(struct onepass_plan *plan, int threads, onepass_vector_level level);
 
 void onepass_norm_l1_forward(const onepass_norm_reference *row);

@@ -46,8 +46,7 @@ static const onepass_in_place in_place[] = {
     {ONEPASS_ROLE_DX, ONEPASS_ROLE_DY},
 };
 
-/* ---- Checks
- * --------------------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 static onepass_status check_description(const onepass_norm *norm) {
   if (!norm) return onepass_fail(ONEPASS_NULL_POINTER, "norm = NULL: expected a description");
@@ -146,8 +145,7 @@ static onepass_status check_axis(const onepass_norm *norm, int ndim, int *axis) 
   return ONEPASS_OK;
 }
 
-/* ---- The view
- * --------------------------------------------------------------------------------------- */
+/* ---- The view -------------------------------------------------------------------------------- */
 
 static void view_as_rows(const onepass_layouts *layouts, int axis, onepass_norm_problem *problem) {
   const onepass_layout *x = &layouts->of[ONEPASS_ROLE_X];
@@ -167,8 +165,7 @@ static void view_as_rows(const onepass_layouts *layouts, int axis, onepass_norm_
                                         axis, x->shape, inner, inner_count);
 }
 
-/* ---- The plan
- * --------------------------------------------------------------------------------------- */
+/* ---- The plan -------------------------------------------------------------------------------- */
 
 onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                  const onepass_tensors *tensors, const onepass_options *options) {

@@ -29,8 +29,7 @@ static double bias_at(const onepass_norm_reference *r, int64_t element) {
   return onepass_has(r->layouts, ONEPASS_ROLE_BIAS) ? get(r, ONEPASS_ROLE_BIAS, element) : 0.0;
 }
 
-/* ---- l1_norm
- * --------------------------------------------------------------------------------------- */
+/* ---- l1_norm --------------------------------------------------------------------------------- */
 
 static double l1_denominator(const onepass_norm_reference *r) {
   const int64_t n = row_length(r);
@@ -61,8 +60,7 @@ void onepass_norm_l1_backward(const onepass_norm_reference *r) {
   }
 }
 
-/* ---- layer_norm
- * ------------------------------------------------------------------------------------ */
+/* ---- layer_norm ------------------------------------------------------------------------------ */
 
 static double row_mean(const onepass_norm_reference *r) {
   const int64_t n = row_length(r);
@@ -109,8 +107,7 @@ void onepass_norm_layer_backward(const onepass_norm_reference *r) {
   }
 }
 
-/* ---- Running them
- * ---------------------------------------------------------------------------------- */
+/* ---- Running them ---------------------------------------------------------------------------- */
 
 void onepass_norm_run_reference(const onepass_plan *plan, const onepass_buffers *buffers,
                                 void *workspace) {

@@ -165,8 +165,7 @@ static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x,
   NAME(tiled)(p, y, x, last, end, scratch);
 }
 
-/* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i
- * -------------------- */
+/* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i ------------ */
 
 /* dy with its divisors applied and spread out to where its windows start: at[t - begin] is the
  * gradient of the window that starts at t - padding, 0 if none does. */

@@ -3,8 +3,7 @@
 
 #include "core/plan.h"
 
-/* ---- Checks
- * --------------------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 static onepass_status check_window(int64_t kernel, int64_t stride, int64_t padding) {
   if (kernel < 1) {
@@ -98,8 +97,7 @@ static onepass_status check_tensors(const onepass_pool *pool, const onepass_layo
                              input == ONEPASS_ROLE_X ? "as x" : "as dy");
 }
 
-/* ---- The plan
- * --------------------------------------------------------------------------------------- */
+/* ---- The plan -------------------------------------------------------------------------------- */
 
 onepass_status onepass_make_pool(onepass_plan *plan, const onepass_pool *pool,
                                  const onepass_tensors *tensors, const onepass_options *options) {
