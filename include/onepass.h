@@ -66,7 +66,7 @@ typedef enum onepass_status {
   ONEPASS_BAD_SHAPE,         /* negative or too large, or it disagrees with the other tensors */
   ONEPASS_BAD_STRIDES,       /* negative, too large, or an output that writes an element twice */
   ONEPASS_BAD_AXIS,          /* the axis is not one of the tensor's */
-  ONEPASS_BAD_KERNEL,        /* pooling: kernel below 1, or larger than the padded input */
+  ONEPASS_BAD_KERNEL,        /* pooling: kernel below 1, or no window of it fits */
   ONEPASS_BAD_WINDOW_STRIDE, /* pooling: stride below 1 */
   ONEPASS_BAD_PADDING,       /* pooling: padding negative or over half the kernel */
   ONEPASS_OVERLAP,           /* an output shares memory with another argument */

@@ -75,6 +75,8 @@ static onepass_status read_strides(const onepass_tensor *tensor, const char *nam
     compact *= size ? size : 1;
   }
   layout->span = layout->count ? last + 1 : 0;
+  /* Without elements the strides were not bounded, and nobody follows them. */
+  if (!layout->count) memset(layout->stride, 0, sizeof layout->stride);
   return ONEPASS_OK;
 }
 
@@ -333,8 +335,9 @@ int64_t onepass_walk_offset_of_many_axes(const onepass_walk *walk, onepass_role 
                                          int64_t position) {
   int64_t offset = 0;
   for (int axis = walk->ndim - 1; axis > 0; axis--) {
-    offset += position % walk->size[axis] * walk->stride[role][axis];
-    position /= walk->size[axis];
+    const int64_t size = walk->size[axis] ? walk->size[axis] : 1; /* 0: there are no positions */
+    offset += position % size * walk->stride[role][axis];
+    position /= size;
   }
   return offset + position * walk->stride[role][0];
 }

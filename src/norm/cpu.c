@@ -184,17 +184,17 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
  * meanwhile. */
 static void apply_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
-  const int64_t n = w->problem->elements.count;
-  const int64_t rows = w->problem->rows.count;
+  const onepass_norm_problem *p = w->problem;
+  const int64_t n = p->elements.count, rows = p->rows.count;
+  const bool has_weights = w->buffers.weight || w->buffers.bias;
+  const int64_t piece = has_weights || p->packed ? ONEPASS_NORM_APPLIED : p->segment;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
-    const int64_t first = segment * w->problem->segment;
-    const int64_t last = least(first + w->problem->segment, n);
-    for (int64_t i = first; i < last; i += ONEPASS_NORM_APPLIED) {
+    const int64_t first = segment * p->segment, last = least(first + p->segment, n);
+    for (int64_t i = first; i < last; i += piece) {
       for (int64_t row = 0; row < rows; row++) {
         onepass_row_scale scale = *scale_of_row(w, row);
-        scale.soon_x = row_start(w, ONEPASS_ROLE_X, row + 1 < rows ? row + 1 : row, i);
-        apply_piece(w, row, i, least(last - i, ONEPASS_NORM_APPLIED), &scale,
-                    scratch_for(w, worker));
+        if (has_weights && row + 1 < rows) scale.soon_x = row_start(w, ONEPASS_ROLE_X, row + 1, i);
+        apply_piece(w, row, i, least(last - i, piece), &scale, scratch_for(w, worker));
       }
     }
   }

@@ -227,7 +227,7 @@ ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const in
                                      const bool stream, const onepass_row_scale *row,
                                      const NAME(scale) * s, T *y, const T *x, const WT *weight,
                                      const WT *bias, int64_t n) {
-  const T *soon = row->soon_x ? row->soon_x : x;
+  const T *soon = row->soon_x ? row->soon_x : x + 1024 / sizeof(T);
   if (row->centered) {
     NAME(do_chunk)
     (statistic, true, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias, n);

@@ -65,6 +65,22 @@ static int64_t chunk_of(const onepass_norm_problem *p) {
   return p->backward ? ONEPASS_NORM_BACKWARD_CHUNK : ONEPASS_NORM_CHUNK;
 }
 
+/* x, or x and dy, for so many elements; saturating, as one of them alone may be near 2^63 bytes. */
+static int64_t bytes_read_together(const onepass_norm_problem *p, int64_t elements) {
+  const int64_t bytes = elements * onepass_type_size(p->type);
+  if (!p->backward) return bytes;
+  return bytes > INT64_MAX / 2 ? INT64_MAX : 2 * bytes;
+}
+
+static int64_t bytes_of_weights(const onepass_layouts *layouts) {
+  int64_t bytes = 0;
+  for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
+    if (!(layouts->present & weight_roles & ONEPASS_BIT(role))) continue;
+    bytes += layouts->of[role].count * onepass_type_size(layouts->of[role].type);
+  }
+  return bytes;
+}
+
 /* Where dweight is summed the choice must not depend on the machine or the threads, or the bits
  * would. */
 static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
@@ -77,10 +93,14 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
   if (p->packed && p->elements.ndim <= 1 && p->lane_axis >= 0 && p->kernels->forward_columns) {
     return ONEPASS_NORM_COLUMNS;
   }
-  const int64_t row_bytes = n * onepass_type_size(p->type) * (p->backward ? 2 : 1);
-  const int64_t chunk = chunk_of(p);
-  if (row_bytes > onepass_this_machine()->l2) return ONEPASS_NORM_SPLIT;
-  return rows < threads && n > chunk ? ONEPASS_NORM_SPLIT : ONEPASS_NORM_ROWS;
+  const int64_t row_bytes = bytes_read_together(p, n);
+  if (rows < threads && n > chunk_of(p)) return ONEPASS_NORM_SPLIT;
+  if (row_bytes <= onepass_this_machine()->l2) return ONEPASS_NORM_ROWS;
+  /* Rows beyond L2 can still wait in the last level, if there are enough of them to keep reading
+   * the next while writing this one, and if it holds both, and the weights that every row needs. */
+  const int64_t weight_bytes = bytes_of_weights(layouts);
+  const bool fits = row_bytes <= (onepass_this_machine()->last - weight_bytes) / (2 * threads);
+  return fits && rows >= 4 * (int64_t)threads ? ONEPASS_NORM_ROWS : ONEPASS_NORM_SPLIT;
 }
 
 /* Whole chunks, few enough for every thread to have a segment. */
@@ -106,7 +126,7 @@ static int64_t count_tasks(const onepass_norm_problem *p) {
 
 /* As many rows at once as fit in half the second-level cache, but whole cache lines of them. */
 static int64_t choose_strip(const onepass_norm_problem *p) {
-  const int64_t column = p->elements.count * onepass_type_size(p->type) * (p->backward ? 2 : 1);
+  const int64_t column = bytes_read_together(p, p->elements.count);
   const int64_t fits = onepass_this_machine()->l2 / 2 / column / NARROWEST_STRIP * NARROWEST_STRIP;
   if (fits < NARROWEST_STRIP) return NARROWEST_STRIP;
   return fits < WIDEST_STRIP ? fits : WIDEST_STRIP;

@@ -100,7 +100,7 @@ ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
     prefetch_ahead(x + i, GROUP * W * sizeof(T));
     LOADS(raw + 1, x + i + 3 * W, GROUP);
     UNROLL for (int j = 0; j < GROUP; j++) {
-      two[j + 1] = raw[j] + ON1(raw[j], raw[j + 1]);
+      two[j + 1] = raw[j] + LOAD(x + i + (2 + j) * W + 1);
       four[j + 1] = two[j] + ON2(two[j], two[j + 1]);
     }
     UNROLL for (int j = 0; j < GROUP; j++) raw[j] =

@@ -33,22 +33,24 @@ onepass_status onepass_pool_length(int64_t length, int64_t kernel, int64_t strid
     return onepass_fail(ONEPASS_BAD_SHAPE, "length = %" PRId64 ": expected 1 or more to pool over",
                         length);
   }
-  int64_t padded, last;
-  if (__builtin_add_overflow(length, 2 * padding, &padded) ||
-      __builtin_mul_overflow(padded / stride + 1, stride, &last) ||
-      __builtin_add_overflow(last, kernel, &last)) {
-    return onepass_fail(ONEPASS_BAD_SHAPE,
-                        "length = %" PRId64 ": with stride = %" PRId64 ", padding = %" PRId64
-                        " expected positions below 2^63",
-                        length, stride, padding);
-  }
-  if (padded < kernel) {
+  int64_t padded, end;
+  const bool overflows = __builtin_add_overflow(length, 2 * padding, &padded);
+  /* With ceil_mode one window may hang over the end by less than a stride, even the only one. */
+  if (!overflows && kernel > padded && !(ceil_mode && kernel - padded < stride)) {
     return onepass_fail(ONEPASS_BAD_KERNEL,
                         "kernel = %" PRId64 ": expected at most %" PRId64
                         ", the length with its padding",
                         kernel, padded);
   }
-  *pooled = (padded - kernel + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+  if (overflows || __builtin_add_overflow(padded, stride, &end) ||
+      __builtin_add_overflow(end, kernel, &end)) {
+    return onepass_fail(ONEPASS_BAD_SHAPE,
+                        "length = %" PRId64 ": with kernel = %" PRId64 ", stride = %" PRId64
+                        ", padding = %" PRId64 " expected positions below 2^63",
+                        length, kernel, stride, padding);
+  }
+  const int64_t room = padded > kernel ? padded - kernel : 0; /* for the window to move in */
+  *pooled = room / stride + 1 + (ceil_mode && room % stride != 0);
   /* A window that hangs over the end must still start inside the input or its left padding. */
   if (ceil_mode && (*pooled - 1) * stride >= length + padding) --*pooled;
   return ONEPASS_OK;

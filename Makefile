@@ -1,0 +1,43 @@
+# onepass: `make run` shows what it does, `make test` proves it. CMake does the work underneath.
+
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+JOBS   ?= $(shell nproc)
+BUILD  := build/release
+SOURCES = $(shell scripts/sources.sh)
+
+.PHONY: all run test check bench install format lint clean help
+.DEFAULT_GOAL := all
+
+all: ## build the library, the command, the examples and the tests
+	@scripts/setup.sh
+	@mkdir -p build && cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+	cmake --build $(BUILD) -j$(JOBS)
+
+run: all ## build, then time the operators against a memory copy
+	$(BUILD)/cli/onepass bench
+
+test: ## run everything: tests, sanitizers, valgrind, fuzzing (STAGES="release tsan" for some)
+	@scripts/test.sh $(STAGES)
+
+check: all ## prove every operator right on this machine
+	$(BUILD)/cli/onepass check
+
+bench: run ## the same as run
+
+install: all ## install to PREFIX (/usr/local)
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+format: ## format the C sources
+	clang-format -i $(SOURCES)
+
+lint: ## look for what compilers do not see, with the tools that are here
+	clang-format --dry-run -Werror $(SOURCES)
+	@scripts/lint.sh
+
+clean: ## remove everything that was built
+	rm -rf build
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

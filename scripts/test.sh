@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# The whole suite, stage by stage:
+#
+#   format    the sources are as clang-format has them
+#   release   warnings are errors; every test
+#   asan      the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   tsan      the thread tests under ThreadSanitizer
+#   clang     compiles without a warning with Clang, too; the C tests
+#   valgrind  onepass check --quick loses no memory
+#   fuzz      any bytes as a description are a status
+#
+#   scripts/test.sh [STAGE...]
+#
+# What needs a tool that is not here is skipped and listed with its reason at the end. With CI=true a
+# missing Python, pytest or hypothesis is a failure instead.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+jobs=$(nproc)
+skips=$(mktemp)
+trap 'rm -f "$skips"' EXIT
+results=()
+failed=0
+
+skip() { echo "skip: $1" | tee -a "$skips"; }
+
+# What tests have skipped by themselves, from CTest's log.
+collect_skips() {
+  local log=$1/Testing/Temporary/LastTest.log
+  [ -f "$log" ] && grep -hE '^(skip: |SKIPPED )' "$log" >>"$skips"
+  return 0
+}
+
+configure_and_build() { # preset [option...]
+  local preset=$1
+  shift
+  cmake --preset "$preset" -DONEPASS_PYTHON="$python" "$@" >"build/$preset.log" || {
+    cat "build/$preset.log"
+    return 1
+  }
+  cmake --build "build/$preset" -j"$jobs"
+}
+
+# One of the scripts that the build has made for pytest; CTest would hide what it prints.
+run_python_tests() { # script
+  sh "$1" | tee "$1.log"
+  local status=${PIPESTATUS[0]}
+  grep -hE '^(skip: |SKIPPED )' "$1.log" >>"$skips"
+  [ "$status" = 0 ] || [ "$status" = 77 ]
+}
+
+# The C tests side by side, then the Python ones. All run whatever happens.
+run_all_tests() { # folder
+  local status=0
+  ctest --test-dir "$1" --output-on-failure -j"$jobs" -LE python || status=1
+  collect_skips "$1"
+  for script in "$1"/tests/*_tests.sh; do
+    printf '\n-- %s\n' "$(basename "$script" .sh)"
+    run_python_tests "$script" || status=1
+  done
+  return "$status"
+}
+
+stage_format() {
+  if ! command -v clang-format >/dev/null; then
+    skip "the format of the sources: there is no clang-format"
+    return 0
+  fi
+  scripts/sources.sh | xargs clang-format --dry-run -Werror
+}
+
+stage_release() { configure_and_build release && run_all_tests build/release; }
+
+stage_asan() { configure_and_build asan && run_all_tests build/asan; }
+
+stage_tsan() {
+  # POSIX threads: ThreadSanitizer does not see what libgomp's own barriers order.
+  configure_and_build tsan -DONEPASS_CLI=OFF -DONEPASS_EXAMPLES=OFF || return 1
+  ctest --test-dir build/tsan --output-on-failure -R '^test_(threads|interface)$'
+}
+
+stage_clang() {
+  if ! command -v clang >/dev/null; then
+    skip "the build with Clang: there is no clang"
+    return 0
+  fi
+  cmake -S . -B build/clang -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release \
+        -DONEPASS_WERROR=ON -DONEPASS_PYTHON="$python" >build/clang.log || {
+    cat build/clang.log
+    return 1
+  }
+  cmake --build build/clang -j"$jobs" && ctest --test-dir build/clang -j"$jobs" \
+    --output-on-failure -L '^c$'
+}
+
+stage_valgrind() {
+  if ! command -v valgrind >/dev/null; then
+    skip "valgrind: there is none"
+    return 0
+  fi
+  # One thread, because libgomp keeps its threads until the end of the process and their stacks are
+  # then "possibly lost"; with one it starts none.
+  OMP_NUM_THREADS=1 valgrind --leak-check=full --errors-for-leak-kinds=definite,indirect,possible \
+    --error-exitcode=9 --quiet build/release/cli/onepass check --quick --threads 1
+}
+
+stage_fuzz() {
+  local status=0
+  scripts/fuzz.sh | tee build/fuzz.out
+  status=${PIPESTATUS[0]}
+  if [ "$status" = 77 ]; then
+    grep '^skip: ' build/fuzz.out >>"$skips"
+    echo "the standalone driver instead:"
+    if [ ! -x build/asan/tests/fuzz_plan_standalone ]; then
+      configure_and_build asan || return 1
+    fi
+    build/asan/tests/fuzz_plan_standalone 1000000 "$RANDOM"
+    status=$?
+  fi
+  return "$status"
+}
+
+run_stage() {
+  local name=$1 start=$SECONDS
+  printf '\n==== %s ====\n' "$name"
+  if "stage_$name"; then
+    results+=("passed  $name ($((SECONDS - start)) s)")
+  else
+    results+=("FAILED  $name ($((SECONDS - start)) s)")
+    failed=1
+  fi
+}
+
+mkdir -p build
+scripts/setup.sh test || exit 1
+if ! python=$(scripts/find_python.sh 2>build/python.log); then
+  python=$(command -v python3 || true)
+  if [ "${CI:-}" = true ]; then
+    echo "the Python tests cannot be run: $(cat build/python.log)" >&2
+    exit 1
+  fi
+  skip "the Python tests: $(cat build/python.log)"
+fi
+
+stages=("$@")
+[ $# -eq 0 ] && stages=(format release asan tsan clang valgrind fuzz)
+for name in "${stages[@]}"; do
+  if ! declare -F "stage_$name" >/dev/null; then
+    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, valgrind or fuzz" >&2
+    exit 2
+  fi
+done
+for name in "${stages[@]}"; do run_stage "$name"; done
+
+printf '\n==== summary ====\n'
+printf '%s\n' "${results[@]}"
+if [ -s "$skips" ]; then
+  printf '\nskipped:\n'
+  sort -u "$skips" | sed 's/^skip: /  /; s/^SKIPPED/  pytest:/'
+fi
+exit "$failed"

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT */
+#include "calls.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const role_name[ROLES] = {"x",    "weight", "bias", "y",       "mean",
+                                      "rstd", "dy",     "dx",   "dweight", "dbias"};
+const char *const kind_name[KINDS] = {"l1_norm",    "l1_norm_backward",
+                                      "layer_norm", "layer_norm_backward",
+                                      "avg_pool1d", "avg_pool1d_backward"};
+
+/* i: input, o: output, p: optional output, q: optional input; in the order of enum role. */
+static const char role_use[KINDS][ROLES + 1] = {
+    [L1_FORWARD] = "i--o------",     [L1_BACKWARD] = "i-----io--",  [LAYER_FORWARD] = "iqqopp----",
+    [LAYER_BACKWARD] = "iq--iiiopp", [POOL_FORWARD] = "i--o------", [POOL_BACKWARD] = "------io--",
+};
+
+int role_is_used(enum kind kind, enum role role) { return role_use[kind][role] != '-'; }
+
+int role_is_output(enum kind kind, enum role role) {
+  return role_use[kind][role] == 'o' || role_use[kind][role] == 'p';
+}
+
+int role_is_optional(enum kind kind, enum role role) {
+  return role_use[kind][role] == 'q' || role_use[kind][role] == 'p';
+}
+
+static int is_pool(enum kind kind) { return kind == POOL_FORWARD || kind == POOL_BACKWARD; }
+
+static array *make_compact(enum role role, onepass_dtype dtype, int ndim, const int64_t *shape) {
+  (void)role;
+  return array_new(dtype, ndim, shape);
+}
+
+/* The shape of one role's tensor when x (or, for the pool's backward, dx) has this one. */
+static int shape_of_role(const call *c, enum role role, int ndim, const int64_t *shape, int axis,
+                         int64_t *out) {
+  memcpy(out, shape, (size_t)ndim * sizeof *out);
+  if (role == MEAN || role == RSTD) {
+    for (int d = axis; d < ndim; d++) out[d] = 1;
+    return ndim;
+  }
+  if (role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS) {
+    memcpy(out, shape + axis, (size_t)(ndim - axis) * sizeof *out);
+    return ndim - axis;
+  }
+  if (is_pool(c->kind) && (role == Y || role == DY)) {
+    onepass_status status =
+        onepass_pool_length(shape[ndim - 1], c->pool.kernel[0], c->pool.stride[0],
+                            c->pool.padding[0], c->pool.ceil_mode, &out[ndim - 1]);
+    if (status != ONEPASS_OK) {
+      fprintf(stderr, "the test's pool is impossible: %s\n", onepass_last_message());
+      exit(2);
+    }
+  }
+  return ndim;
+}
+
+static onepass_dtype dtype_of_role(enum role role, onepass_dtype dtype, onepass_dtype weight) {
+  if (role == MEAN || role == RSTD) return dtype_of_stats(dtype);
+  return role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS ? weight : dtype;
+}
+
+call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dtype, int ndim,
+                    const int64_t *shape, int axis, array_maker maker) {
+  call *c = calloc(1, sizeof *c);
+  int first = axis < 0 ? axis + ndim : axis;
+  if (c == NULL) exit(2);
+  c->kind = kind;
+  c->norm.op =
+      kind == LAYER_FORWARD || kind == LAYER_BACKWARD ? ONEPASS_LAYER_NORM : ONEPASS_L1_NORM;
+  c->norm.direction = c->pool.direction =
+      kind == L1_BACKWARD || kind == LAYER_BACKWARD || kind == POOL_BACKWARD ? ONEPASS_BACKWARD
+                                                                             : ONEPASS_FORWARD;
+  c->norm.axis = axis;
+  c->norm.eps = c->norm.op == ONEPASS_LAYER_NORM ? 1e-5 : 1e-6;
+  c->pool.spatial = 1;
+  c->pool.kernel[0] = 3;
+  c->pool.stride[0] = 2;
+  c->pool.padding[0] = 1;
+  c->pool.count_include_pad = 1;
+  for (int r = 0; r < ROLES; r++) {
+    int64_t role_shape[ONEPASS_MAX_NDIM];
+    if (!role_is_used(kind, (enum role)r)) continue;
+    int role_ndim = shape_of_role(c, (enum role)r, ndim, shape, first, role_shape);
+    c->role[r] = maker((enum role)r, dtype_of_role((enum role)r, dtype, weight_dtype), role_ndim,
+                       role_shape);
+  }
+  call_fill(c, 1, 0.25, 1);
+  return c;
+}
+
+call *call_new(enum kind kind, onepass_dtype dtype, int ndim, const int64_t *shape, int axis) {
+  return call_new_with(kind, dtype, dtype, ndim, shape, axis, make_compact);
+}
+
+void call_free(call *c) {
+  if (c == NULL) return;
+  for (int r = 0; r < ROLES; r++) array_free(c->role[r]);
+  free(c);
+}
+
+/* The mean and rstd of x as a forward would save them, in double and in the obvious way. */
+static void fill_stats(call *c) {
+  const array *x = c->role[X];
+  int64_t rows = c->role[MEAN]->count;
+  int64_t columns = rows ? x->count / rows : 0;
+  for (int64_t r = 0; r < rows; r++) {
+    double sum = 0, squares = 0;
+    for (int64_t k = 0; k < columns; k++) sum += array_get(x, r * columns + k);
+    double mean = sum / (double)columns;
+    for (int64_t k = 0; k < columns; k++) {
+      double from_mean = array_get(x, r * columns + k) - mean;
+      squares += from_mean * from_mean;
+    }
+    array_set(c->role[MEAN], r, mean);
+    array_set(c->role[RSTD], r, 1 / sqrt(squares / (double)columns + c->norm.eps));
+  }
+}
+
+void call_fill(call *c, uint64_t seed, double offset, double scale) {
+  for (int r = 0; r < ROLES; r++) {
+    if (c->role[r] == NULL || role_is_output(c->kind, (enum role)r)) continue;
+    array_fill_random(c->role[r], seed * 100 + (uint64_t)r, r == X ? offset : 0.5,
+                      r == X ? scale : 1);
+  }
+  if (c->kind == LAYER_BACKWARD) fill_stats(c);
+}
+
+static const onepass_tensor *tensor_or_null(const array *a) { return a ? &a->tensor : NULL; }
+
+onepass_tensors call_tensors(const call *c) {
+  onepass_tensors tensors = {
+      tensor_or_null(c->role[X]),       tensor_or_null(c->role[WEIGHT]),
+      tensor_or_null(c->role[BIAS]),    tensor_or_null(c->role[Y]),
+      tensor_or_null(c->role[MEAN]),    tensor_or_null(c->role[RSTD]),
+      tensor_or_null(c->role[DY]),      tensor_or_null(c->role[DX]),
+      tensor_or_null(c->role[DWEIGHT]), tensor_or_null(c->role[DBIAS]),
+  };
+  return tensors;
+}
+
+onepass_status call_plan(const call *c, onepass_plan **plan) {
+  onepass_tensors tensors = call_tensors(c);
+  return is_pool(c->kind) ? onepass_plan_pool(plan, &c->pool, &tensors, &c->options)
+                          : onepass_plan_norm(plan, &c->norm, &tensors, &c->options);
+}
+
+onepass_status call_run(const call *c) {
+  onepass_tensors tensors = call_tensors(c);
+  return is_pool(c->kind) ? pool_once(&c->pool, &tensors, &c->options)
+                          : norm_once(&c->norm, &tensors, &c->options);
+}
+
+onepass_status call_helper(const call *c) {
+  onepass_tensors t = call_tensors(c);
+  const onepass_norm *n = &c->norm;
+  const onepass_pool *p = &c->pool;
+  switch (c->kind) {
+    case L1_FORWARD:
+      return onepass_l1_norm(t.x, n->axis, n->reduction, n->eps, t.y);
+    case L1_BACKWARD:
+      return onepass_l1_norm_backward(t.dy, t.x, n->axis, n->reduction, n->eps, t.dx);
+    case LAYER_FORWARD:
+      return onepass_layer_norm(t.x, n->axis, t.weight, t.bias, n->eps, t.y, t.mean, t.rstd);
+    case LAYER_BACKWARD:
+      return onepass_layer_norm_backward(t.dy, t.x, n->axis, t.weight, t.mean, t.rstd, t.dx,
+                                         t.dweight, t.dbias);
+    case POOL_FORWARD:
+      return onepass_avg_pool1d(t.x, p->kernel[0], p->stride[0], p->padding[0], p->ceil_mode,
+                                p->count_include_pad, t.y);
+    default:
+      return onepass_avg_pool1d_backward(t.dy, p->kernel[0], p->stride[0], p->padding[0],
+                                         p->ceil_mode, p->count_include_pad, t.dx);
+  }
+}
+
+call *call_reference(const call *c) {
+  call *reference = calloc(1, sizeof *reference);
+  if (reference == NULL) exit(2);
+  *reference = *c;
+  reference->options = (onepass_options){.reference = 1};
+  for (int r = 0; r < ROLES; r++) {
+    const array *a = c->role[r];
+    if (a == NULL) continue;
+    reference->role[r] = role_is_output(c->kind, (enum role)r)
+                             ? array_new(ONEPASS_F64, a->tensor.ndim, a->shape)
+                             : array_compact(a, a->tensor.dtype);
+  }
+  if (call_run(reference) != ONEPASS_OK) {
+    fprintf(stderr, "%s: the reference failed: %s\n", kind_name[c->kind], onepass_last_message());
+    exit(2);
+  }
+  return reference;
+}
+
+/* The largest finite value. */
+static double largest(const array *a) {
+  double size = 0;
+  for (int64_t i = 0; a != NULL && i < a->count; i++) {
+    double value = fabs(array_get(a, i));
+    if (isfinite(value) && value > size) size = value;
+  }
+  return size;
+}
+
+/* 1 / (mean|x| + eps), or with the sum, for every element: the reference's y / x. */
+static void fill_with_l1_scale(array *scale, const call *reference) {
+  call forward = *reference;
+  forward.kind = L1_FORWARD;
+  forward.norm.direction = ONEPASS_FORWARD;
+  forward.role[DY] = forward.role[DX] = NULL;
+  forward.role[Y] = scale;
+  if (call_run(&forward) != ONEPASS_OK) exit(2);
+  for (int64_t i = 0; i < scale->count; i++) {
+    double x = array_get(reference->role[X], i);
+    array_set(scale, i, x == 0 ? 0 : array_get(scale, i) / x);
+  }
+}
+
+/* How large the terms were that an element is the sum of. They, not the result, set the size of the
+ * rounding errors: differences such as x - mean cancel, and a small variance magnifies that. */
+static array *scale_of_terms(const call *reference, enum role role) {
+  const call *c = reference;
+  const array *output = c->role[role];
+  array *scale = array_new(ONEPASS_F64, output->tensor.ndim, output->shape);
+  double x = largest(c->role[X]), dy = largest(c->role[DY]), bias = largest(c->role[BIAS]);
+  double weight = c->role[WEIGHT] ? largest(c->role[WEIGHT]) : 1;
+  int64_t rows = c->role[MEAN] ? c->role[MEAN]->count : 0;
+  const array *rstd = c->role[RSTD];
+  double sum = 0;
+  if (c->kind == L1_BACKWARD) fill_with_l1_scale(scale, c);
+  for (int64_t r = 0; rstd != NULL && r < rows; r++) sum += array_get(rstd, r);
+  for (int64_t i = 0; i < scale->count; i++) {
+    double size;
+    double row_rstd =
+        rstd && scale->count >= rows && rows ? array_get(rstd, i / (scale->count / rows)) : 1;
+    switch (c->kind) {
+      case L1_FORWARD:
+        size = fabs(array_get(output, i));
+        break;
+      case L1_BACKWARD:
+        size = 2 * dy * array_get(scale, i);
+        break;
+      case LAYER_FORWARD:
+        size = role == Y      ? x * row_rstd * weight + bias
+               : role == MEAN ? x
+                              : row_rstd * (1 + x * row_rstd);
+        break;
+      case LAYER_BACKWARD:
+        size = role == DX        ? row_rstd * dy * weight * (1 + x * row_rstd)
+               : role == DWEIGHT ? dy * x * sum
+                                 : dy * (double)rows;
+        break;
+      case POOL_FORWARD:
+        size = x;
+        break;
+      default:
+        size = dy;
+        break;
+    }
+    array_set(scale, i, size);
+  }
+  return scale;
+}
+
+double call_distance(const call *c, const call *reference) {
+  double worst = 0;
+  for (int r = 0; r < ROLES; r++) {
+    const array *a = c->role[r];
+    if (a == NULL || !role_is_output(c->kind, (enum role)r)) continue;
+    /* Arithmetic in the type of the statistics, one rounding to the output's type, and half of
+     * that type's smallest step where a result is that small. */
+    onepass_dtype dtype = a->tensor.dtype;
+    double arithmetic = 16 * dtype_unit(dtype_of_stats(dtype));
+    double smallest = dtype.bits == 16 && dtype.code == 2 ? ldexp(1, -25) : 1e-300;
+    array *scale = scale_of_terms(reference, (enum role)r);
+    for (int64_t i = 0; i < a->count; i++) {
+      double actual = array_get(a, i), wanted = array_get(reference->role[r], i);
+      if ((isnan(actual) && isnan(wanted)) || actual == wanted) continue;
+      double bound =
+          arithmetic * array_get(scale, i) + smallest + 1.01 * dtype_unit(dtype) * fabs(wanted);
+      double distance = fabs(actual - wanted) / bound;
+      if (!(distance <= worst)) worst = isnan(distance) ? (double)INFINITY : distance;
+    }
+    array_free(scale);
+  }
+  return worst;
+}
+
+int call_outputs_same_bits(const call *a, const call *b) {
+  for (int r = 0; r < ROLES; r++) {
+    if (a->role[r] == NULL || !role_is_output(a->kind, (enum role)r)) continue;
+    if (!array_same_bits(a->role[r], b->role[r])) return 0;
+  }
+  return 1;
+}
+
+int call_guards_hold(const call *c) {
+  for (int r = 0; r < ROLES; r++) {
+    if (c->role[r] != NULL && !array_guards_hold(c->role[r])) return 0;
+  }
+  return 1;
+}

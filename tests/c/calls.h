@@ -1,0 +1,66 @@
+/*
+ * A call: one operator in one direction with all of its arrays, so that a test can say "for every
+ * function" in one loop.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef CALLS_H
+#define CALLS_H
+
+#include "array.h"
+
+enum role { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, ROLES };
+extern const char *const role_name[ROLES];
+
+enum kind {
+  L1_FORWARD,
+  L1_BACKWARD,
+  LAYER_FORWARD,
+  LAYER_BACKWARD,
+  POOL_FORWARD,
+  POOL_BACKWARD,
+  KINDS
+};
+extern const char *const kind_name[KINDS];
+
+typedef struct call {
+  enum kind kind;
+  onepass_norm norm; /* one of the two is used */
+  onepass_pool pool;
+  onepass_options options;
+  array *role[ROLES]; /* NULL where the call does not use one */
+} call;
+
+/* Makes the array for one role; array_new where the layout does not matter. */
+typedef array *(*array_maker)(enum role role, onepass_dtype dtype, int ndim, const int64_t *shape);
+
+/* A call on x of this shape, with every optional tensor. Inputs have random values, outputs the
+ * pattern. Pooling is kernel 3, stride 2, padding 1. */
+call *call_new(enum kind kind, onepass_dtype dtype, int ndim, const int64_t *shape, int axis);
+call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dtype, int ndim,
+                    const int64_t *shape, int axis, array_maker maker);
+void call_free(call *c);
+
+/* Gives the inputs new values; the saved statistics of a backward follow x. */
+void call_fill(call *c, uint64_t seed, double offset, double scale);
+
+int role_is_used(enum kind kind, enum role role);
+int role_is_output(enum kind kind, enum role role);
+int role_is_optional(enum kind kind, enum role role);
+
+onepass_tensors call_tensors(const call *c);
+onepass_status call_plan(const call *c, onepass_plan **plan);
+onepass_status call_run(const call *c);    /* plan, then run */
+onepass_status call_helper(const call *c); /* the one-line function; the options do not apply */
+
+/* The same call with the same input values, compact, outputs in f64, done by the reference. */
+call *call_reference(const call *c);
+
+/* How far c's outputs are from the reference's, in units of what its types allow: at most 1 is
+ * right. Outputs that c does not have are left out. */
+double call_distance(const call *c, const call *reference);
+
+int call_outputs_same_bits(const call *a, const call *b);
+int call_guards_hold(const call *c);
+
+#endif

@@ -1,0 +1,168 @@
+/*
+ * Any thread may call at any time, a plan may be run by many threads at once, and the number of
+ * threads never shows in the bits of a result. This program is also the one for ThreadSanitizer.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "calls.h"
+#include "expect.h"
+
+enum { RUNNERS = 6, RUNS = 3 };
+
+/* Under ThreadSanitizer everything is many times slower: the same shapes, but smaller. */
+#if defined(__SANITIZE_THREAD__)
+#define SLOW 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SLOW 1
+#endif
+#endif
+#ifndef SLOW
+#define SLOW 0
+#endif
+
+typedef struct runner {
+  const onepass_plan *plan;
+  call *own; /* the runner's own buffers */
+  int failed;
+} runner;
+
+static void *run_often(void *argument) {
+  runner *self = argument;
+  onepass_tensors tensors = call_tensors(self->own);
+  onepass_buffers buffers = buffers_of(&tensors);
+  for (int i = 0; i < RUNS; i++) {
+    if (run_plan(self->plan, &buffers) != ONEPASS_OK) self->failed = 1;
+  }
+  return NULL;
+}
+
+static void test_many_threads_run_one_plan_at_once(void) {
+  const int64_t shapes[][2] = {{64, 100}, {300, 1025}, {3, 70001}};
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    for (int k = 0; k < KINDS; k++) {
+      call *alone = call_new((enum kind)k, ONEPASS_F32, 2, shapes[s], -1);
+      onepass_plan *plan = NULL;
+      pthread_t threads[RUNNERS];
+      runner runners[RUNNERS];
+      alone->options.threads = 2;
+      if (!EXPECT_OK(call_plan(alone, &plan))) exit(1);
+      for (int i = 0; i < RUNNERS; i++) {
+        runners[i] = (runner){plan, call_new((enum kind)k, ONEPASS_F32, 2, shapes[s], -1), 0};
+      }
+      for (int i = 0; i < RUNNERS; i++) pthread_create(&threads[i], NULL, run_often, &runners[i]);
+      for (int i = 0; i < RUNNERS; i++) pthread_join(threads[i], NULL);
+      EXPECT_OK(call_run(alone));
+      for (int i = 0; i < RUNNERS; i++) {
+        EXPECT(!runners[i].failed, "%s: a run failed", kind_name[k]);
+        EXPECT(call_outputs_same_bits(runners[i].own, alone),
+               "%s of %dx%d: runner %d has other bits than a run alone", kind_name[k],
+               (int)shapes[s][0], (int)shapes[s][1], i);
+        EXPECT(call_guards_hold(runners[i].own), "%s wrote outside", kind_name[k]);
+        call_free(runners[i].own);
+      }
+      onepass_plan_destroy(plan);
+      call_free(alone);
+    }
+  }
+}
+
+/* Plans made, described, run and destroyed by all threads at once, good ones and bad ones. */
+static void *plan_often(void *argument) {
+  runner *self = argument;
+  for (int i = 0; i < 20; i++) {
+    onepass_plan *plan = NULL;
+    onepass_plan_info info;
+    onepass_cpu_info cpu;
+    if (call_plan(self->own, &plan) != ONEPASS_OK) self->failed = 1;
+    if (onepass_plan_describe(plan, &info) != ONEPASS_OK) self->failed = 1;
+    if (onepass_get_cpu_info(&cpu) != ONEPASS_OK) self->failed = 1;
+    onepass_plan_destroy(plan);
+    if (call_helper(self->own) != ONEPASS_OK) self->failed = 1;
+    self->own->norm.axis = 17;
+    self->own->pool.stride[0] = 0;
+    if (call_plan(self->own, &plan) == ONEPASS_OK) self->failed = 1;
+    if (plan != NULL || strstr(onepass_last_message(), "=") == NULL) self->failed = 1;
+    self->own->norm.axis = -1;
+    self->own->pool.stride[0] = 2;
+  }
+  return NULL;
+}
+
+static void test_plans_are_made_by_many_threads_at_once(void) {
+  const int64_t shape[2] = {12, 77};
+  pthread_t threads[KINDS];
+  runner runners[KINDS];
+  for (int k = 0; k < KINDS; k++) {
+    runners[k] = (runner){NULL, call_new((enum kind)k, ONEPASS_F32, 2, shape, -1), 0};
+  }
+  for (int k = 0; k < KINDS; k++) pthread_create(&threads[k], NULL, plan_often, &runners[k]);
+  for (int k = 0; k < KINDS; k++) pthread_join(threads[k], NULL);
+  for (int k = 0; k < KINDS; k++) {
+    call *alone = call_new((enum kind)k, ONEPASS_F32, 2, shape, -1);
+    EXPECT_OK(call_run(alone));
+    EXPECT(!runners[k].failed, "%s: a call failed, or a bad one did not", kind_name[k]);
+    EXPECT(call_outputs_same_bits(runners[k].own, alone), "%s has other bits", kind_name[k]);
+    call_free(alone);
+    call_free(runners[k].own);
+  }
+}
+
+/* Fewer rows than threads, more rows than threads, rows longer than any cache, short ones. */
+static void test_the_number_of_threads_does_not_show_in_the_bits(void) {
+  const int64_t million = SLOW ? 100000 : 1000000;
+  const int64_t shapes[][3] = {
+      {1, 1, 3 * million + 1}, {1, 3, million / 3},   {1, 2000, 64}, {3, 129, 1023},
+      {1, 7, 40000},           {2, million / 100, 3}, {1, 5, 1}};
+  const int threads[] = {2, 3, 5, 8};
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    for (int k = 0; k < KINDS; k++) {
+      for (size_t d = 0; d < 4; d += 3) { /* f32 and bf16 */
+        for (int axis = -1; axis >= (k <= L1_BACKWARD && d == 0 ? -2 : -1); axis--) {
+          if (k >= POOL_FORWARD && shapes[s][2] < 2) continue;
+          call *one = call_new((enum kind)k, every_dtype[d], 3, shapes[s], axis);
+          call *many = call_new((enum kind)k, every_dtype[d], 3, shapes[s], axis);
+          one->options.threads = 1;
+          EXPECT_OK(call_run(one));
+          for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
+            many->options.threads = threads[t];
+            for (int r = 0; r < ROLES; r++) {
+              if (role_is_output((enum kind)k, (enum role)r)) array_repaint(many->role[r]);
+            }
+            EXPECT_OK(call_run(many));
+            EXPECT(call_outputs_same_bits(one, many),
+                   "%s of %s %dx%dx%d over axis %d: %d threads give other bits than one",
+                   kind_name[k], dtype_name(every_dtype[d]), (int)shapes[s][0], (int)shapes[s][1],
+                   (int)shapes[s][2], axis, threads[t]);
+          }
+          call_free(many);
+          call_free(one);
+        }
+      }
+    }
+  }
+}
+
+static void test_the_same_call_gives_the_same_bits_twice(void) {
+  const int64_t shape[2] = {50, 3001};
+  for (int k = 0; k < KINDS; k++) {
+    call *first = call_new((enum kind)k, ONEPASS_BF16, 2, shape, -1);
+    call *second = call_new((enum kind)k, ONEPASS_BF16, 2, shape, -1);
+    EXPECT_OK(call_run(first));
+    EXPECT_OK(call_run(second));
+    EXPECT(call_outputs_same_bits(first, second), "%s differs", kind_name[k]);
+    call_free(first);
+    call_free(second);
+  }
+}
+
+int main(void) {
+  test_many_threads_run_one_plan_at_once();
+  test_plans_are_made_by_many_threads_at_once();
+  test_the_number_of_threads_does_not_show_in_the_bits();
+  test_the_same_call_gives_the_same_bits_twice();
+  return expect_report("test_threads");
+}

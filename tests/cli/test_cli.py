@@ -1,0 +1,180 @@
+"""The onepass command as a user meets it: its help, its errors, its tables and its JSON.
+
+The command is the one that the environment variable ONEPASS_CLI names.
+"""
+
+import json
+import os
+import re
+import subprocess
+from typing import Any, Dict, List
+
+import pytest
+
+CLI = os.environ.get("ONEPASS_CLI", "")
+assert CLI, "set ONEPASS_CLI to the path of the onepass command"
+
+KEYS = {"op", "dir", "dtype", "shape", "device", "threads", "ms", "gbps", "copy_ms", "of_copy",
+        "max_err"}
+
+
+def onepass(*arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([CLI, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          stdin=subprocess.DEVNULL, text=True, timeout=timeout)
+
+
+def bench(*arguments: str) -> List[Dict[str, Any]]:
+    result = onepass("bench", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--help"], ["-h"], ["help"], ["help", "bench"], ["bench", "--help"], ["check", "--help"],
+    ["info", "--help"],
+])
+def test_help_is_on_stdout(arguments: List[str]) -> None:
+    result = onepass(*arguments)
+    assert result.returncode == 0
+    assert "usage: onepass" in result.stdout
+    assert result.stderr == ""
+
+
+def test_every_command_is_in_the_help() -> None:
+    text = onepass("--help").stdout
+    for command in ("info", "check", "bench"):
+        assert re.search(rf"^\s+{command}\b", text, flags=re.MULTILINE)
+
+
+def test_the_version_is_the_headers() -> None:
+    header = os.path.join(os.path.dirname(__file__), "..", "..", "include", "onepass.h")
+    with open(header, encoding="utf-8") as file:
+        version = re.search(r'ONEPASS_VERSION_STRING "([^"]+)"', file.read())
+    assert version
+    result = onepass("--version")
+    assert (result.returncode, result.stdout) == (0, f"onepass {version.group(1)}\n")
+
+
+# ---- Mistakes: one clear line, exit status 2 -----------------------------------------------------
+
+MISTAKES = [
+    # what is given, and what the line must say
+    ([], "command"),
+    (["dance"], "dance"),
+    (["--frobnicate"], "--frobnicate"),
+    (["bench", "--frobnicate"], "--frobnicate"),
+    (["check", "--frobnicate"], "--frobnicate"),
+    (["info", "--frobnicate"], "--frobnicate"),
+    (["bench", "stray"], "stray"),
+    (["bench", "--op"], "--op"),
+    (["bench", "--op", "l3_norm"], "l3_norm"),
+    (["bench", "--op", ""], "--op"),
+    (["bench", "--dtype", "int8"], "int8"),
+    (["bench", "--dir", "sideways"], "sideways"),
+    (["bench", "--device", "abacus"], "abacus"),
+    (["bench", "--device", "cuda"], "no CUDA device"),
+    (["bench", "--threads", "-1"], "-1"),
+    (["bench", "--threads", "two"], "two"),
+    (["bench", "--threads", "1.5"], "1.5"),
+    (["bench", "--threads", "99999999999999999999"], "99999999999999999999"),
+    (["bench", "--shape", "wide"], "wide"),
+    (["bench", "--shape", ""], "--shape"),
+    (["bench", "--shape", "64x"], "64x"),
+    (["bench", "--shape", "x64"], "x64"),
+    (["bench", "--shape", "64xx64"], "64xx64"),
+    (["bench", "--shape", "64x-3"], "64x-3"),
+    (["bench", "--shape", "64 x 3"], "64 x 3"),
+    (["bench", "--shape", "1x1x1x1x1x1x1x1x1"], "1x1x1x1x1x1x1x1x1"),
+    (["bench", "--shape", "99999999999999999999x2"], "99999999999999999999x2"),
+    (["bench", "--shape", "9223372036854775807x9223372036854775807"], "9223372036854775807"),
+    (["bench", "--op", "l1_norm", "--shape", "1000000x1000000"], "1000000x1000000"),
+    (["bench", "--op", "l1_norm", "--shape", "0x5"], "0x5"),
+    (["bench", "--op", "avg_pool1d", "--shape", "7"], "ndim = 1"),
+    (["bench", "--op", "avg_pool1d", "--shape", "2x3x4x5"], "ndim = 4"),
+    (["bench", "--op", "avg_pool1d", "--shape", "2x3x64", "--kernel", "0"], "kernel"),
+    (["bench", "--op", "avg_pool1d", "--shape", "2x3x4", "--kernel", "99", "--padding", "0"], "99"),
+    (["bench", "--op", "avg_pool1d", "--shape", "2x3x64", "--kernel", "4", "--padding", "3"], "3"),
+    (["bench", "--op", "l1_norm", "--shape", "4x5", "--axis", "2"], "2"),
+    (["bench", "--json=yes"], "--json"),
+    (["check", "--op", "l3_norm"], "l3_norm"),
+    (["check", "stray"], "stray"),
+    (["info", "stray"], "stray"),
+]
+
+
+@pytest.mark.parametrize("arguments,says", MISTAKES, ids=lambda v: " ".join(v) if
+                         isinstance(v, list) else None)
+def test_a_mistake_is_one_clear_line_and_exit_status_2(arguments: List[str], says: str) -> None:
+    result = onepass(*arguments)
+    lines = result.stderr.splitlines()
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("onepass: ")
+    assert says in lines[0]
+
+
+# ---- info, check, bench --------------------------------------------------------------------------
+
+
+def test_info_says_what_this_machine_is() -> None:
+    result = onepass("info")
+    assert result.returncode == 0, result.stderr
+    for word in ("version", "build", "cpu", "vector", "cache", "threads", "copy", "gpu"):
+        assert word in result.stdout.lower(), word
+    assert re.search(r"[0-9.]+ GB/s", result.stdout)
+
+
+def test_a_quick_check_passes() -> None:
+    result = onepass("check", "--quick")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for word in ("l1_norm", "layer_norm", "avg_pool1d", "f32", "f64", "f16", "bf16"):
+        assert word in result.stdout, word
+
+
+def test_a_check_of_one_operator_shows_only_that() -> None:
+    result = onepass("check", "--quick", "--op", "avg_pool1d")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "avg_pool1d" in result.stdout
+    assert "layer_norm" not in result.stdout
+
+
+def test_bench_prints_one_json_object_a_line() -> None:
+    lines = bench("--shape", "64x1000", "--op", "l1_norm")
+    assert {(line["op"], line["dir"]) for line in lines} == {("l1_norm", "fwd"), ("l1_norm", "bwd")}
+    for line in lines:
+        assert KEYS <= set(line)
+        assert line["dtype"] == "f32"
+        assert line["device"] == "cpu"
+        assert line["shape"] in ([64, 1000], "64x1000")
+        assert line["threads"] >= 1
+        assert line["ms"] > 0 and line["copy_ms"] > 0 and line["gbps"] > 0
+        assert line["of_copy"] == pytest.approx(line["copy_ms"] / line["ms"], rel=0.05, abs=0.01)
+        assert 0 <= line["max_err"] < 1e-4
+
+
+@pytest.mark.parametrize("op,shape", [("l1_norm", "33x257"), ("layer_norm", "33x257"),
+                                      ("avg_pool1d", "3x5x257")])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+def test_bench_does_every_operator_and_type(op: str, shape: str, dtype: str) -> None:
+    lines = bench("--op", op, "--shape", shape, "--dtype", dtype, "--dir", "fwd", "--threads", "1")
+    assert [(li["op"], li["dtype"], li["dir"], li["threads"]) for li in lines] == [
+        (op, dtype, "fwd", 1)]
+
+
+def test_bench_prints_a_table_with_the_columns() -> None:
+    result = onepass("bench", "--shape", "64x1000", "--op", "layer_norm", "--dir", "bwd")
+    assert result.returncode == 0, result.stderr
+    for word in ("op", "dir", "dtype", "shape", "time", "GB/s", "copy", "layer_norm", "bwd",
+                 "64x1000"):
+        assert word in result.stdout, word
+    assert result.stderr == ""  # progress is for terminals
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        result = subprocess.run([CLI, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode != 0
+    assert len(result.stderr.splitlines()) == 1

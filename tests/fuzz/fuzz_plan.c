@@ -1,0 +1,310 @@
+/*
+ * Any bytes as a description: a status, never a crash. The bytes become a norm or a pool, options
+ * and tensors, with small, huge, negative and missing values alike. A plan that is created and
+ * whose tensors are small is also run, on buffers of exactly the size it needs, so that
+ * AddressSanitizer sees a read or write outside them.
+ *
+ * Most random shapes disagree, so that only the first check would ever be seen. A bit in the bytes
+ * therefore makes the tensors fit x first; further bytes then break some fields.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "onepass.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { ROLES = 10, SMALL = 64 * 1024 };
+enum { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS };
+
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "promise broken: %s (\"%s\")\n", what, onepass_last_message());
+  abort();
+}
+
+/* ---- Bytes into values: when they run out, zeros follow */
+
+typedef struct source {
+  const uint8_t *data;
+  size_t size;
+} source;
+
+static uint8_t take_byte(source *s) {
+  if (s->size == 0) return 0;
+  s->size--;
+  return *s->data++;
+}
+
+static int64_t take_int(source *s) {
+  static const int64_t edges[] = {0,         -1,        INT64_MAX,     INT64_MIN,
+                                  INT32_MAX, INT32_MIN, INT64_MAX / 2, INT64_MAX / 4 + 1};
+  uint8_t kind = take_byte(s);
+  uint64_t wide = 0;
+  if (kind < 160) return kind % 16; /* mostly small, as shapes are */
+  if (kind < 224) return (int64_t)(kind % 64) * 8 + take_byte(s) % 8;
+  if (kind < 248) return edges[kind % 8];
+  for (int i = 0; i < 8; i++) wide = wide << 8 | take_byte(s);
+  int64_t value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+/* Mostly from `least` on, `count` values; else anything. */
+static int64_t take_likely(source *s, int64_t least, int64_t count) {
+  uint8_t kind = take_byte(s);
+  return kind < 224 ? least + kind % count : take_int(s);
+}
+
+static onepass_dtype take_dtype(source *s) {
+  const onepass_dtype known[4] = {ONEPASS_F32, ONEPASS_F64, ONEPASS_F16, ONEPASS_BF16};
+  uint8_t kind = take_byte(s);
+  if (kind < 240) return known[kind % 4];
+  onepass_dtype dtype = {take_byte(s), take_byte(s), take_byte(s)};
+  return dtype;
+}
+
+static double take_double(source *s) {
+  const double common[4] = {0, 1e-5, 1, 1e3};
+  uint8_t kind = take_byte(s);
+  double value;
+  uint64_t bits = 0;
+  if (kind < 200) return common[kind % 4];
+  for (int i = 0; i < 8; i++) bits = bits << 8 | take_byte(s);
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* ---- Tensors */
+
+typedef struct part {
+  onepass_tensor tensor;
+  int64_t shape[16];
+  int64_t strides[16];
+  int present;
+} part;
+
+static void link_part(part *p) {
+  p->tensor.shape = p->shape;
+  if (p->tensor.strides != NULL) p->tensor.strides = p->strides;
+}
+
+static void take_tensor(source *s, part *p) {
+  uint8_t flags = take_byte(s);
+  memset(p, 0, sizeof *p);
+  p->present = 1;
+  p->tensor.device.type = ONEPASS_CPU;
+  p->tensor.dtype = take_dtype(s);
+  p->tensor.ndim = 1 + take_byte(s) % 4;
+  if (flags >= 240) p->tensor.ndim = (int32_t)take_int(s);
+  for (int d = 0; d < 16; d++) p->shape[d] = p->strides[d] = 1;
+  for (int d = 0; d < 9 && d < p->tensor.ndim; d++) p->shape[d] = take_int(s);
+  if (flags & 2) {
+    for (int d = 0; d < 9 && d < p->tensor.ndim; d++) p->strides[d] = take_int(s);
+    p->tensor.strides = p->strides;
+  }
+  link_part(p);
+}
+
+/* A tensor of the shape that x asks of this role, so that the checks further in are reached. */
+static void fit(part *p, const part *x, int role, int is_pool, const onepass_pool *pool,
+                int first) {
+  int ndim = x->tensor.ndim;
+  *p = *x;
+  p->tensor.strides = NULL;
+  if (ndim < 1 || ndim > ONEPASS_MAX_NDIM) {
+    link_part(p);
+    return;
+  }
+  if (is_pool && (role == Y || role == DY)) {
+    int64_t pooled;
+    if (onepass_pool_length(x->shape[ndim - 1], pool->kernel[0], pool->stride[0], pool->padding[0],
+                            pool->ceil_mode, &pooled) == ONEPASS_OK) {
+      require(pooled >= 1, "a pooled length below 1");
+      p->shape[ndim - 1] = pooled;
+    }
+  }
+  if (first < 0 || first >= ndim) first = ndim - 1;
+  if (role == MEAN || role == RSTD) {
+    p->tensor.dtype = x->tensor.dtype.bits == 64 ? ONEPASS_F64 : ONEPASS_F32;
+    for (int d = first; d < ndim; d++) p->shape[d] = 1;
+  } else if (role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS) {
+    p->tensor.ndim = ndim - first;
+    memcpy(p->shape, x->shape + first, (size_t)(ndim - first) * sizeof *p->shape);
+  }
+  link_part(p);
+}
+
+static void break_field(source *s, part *parts) {
+  part *p = &parts[take_byte(s) % ROLES];
+  uint8_t field = take_byte(s);
+  switch (field % 9) {
+    case 0:
+      p->present = !p->present;
+      break;
+    case 1:
+      p->tensor.ndim = (int32_t)take_int(s);
+      break;
+    case 2:
+      p->shape[take_byte(s) % 8] = take_int(s);
+      break;
+    case 3:
+      p->strides[take_byte(s) % 8] = take_int(s);
+      p->tensor.strides = p->strides;
+      break;
+    case 4:
+      p->tensor.dtype = take_dtype(s);
+      break;
+    case 5:
+      p->tensor.device.type = (int32_t)take_int(s);
+      break;
+    case 6:
+      p->tensor.shape = NULL;
+      break;
+    case 7:
+      p->tensor.strides = NULL;
+      break;
+    default:
+      p->tensor.device.id = (int32_t)take_int(s);
+      break;
+  }
+}
+
+/* ---- Running what was planned, in memory of exactly the size it needs */
+
+/* The bytes from the first element to the end of the last; SMALL or more when it is too large. The
+ * plan has accepted the tensor, so nothing is negative and nothing overflows. */
+static size_t bytes_of(const onepass_tensor *t) {
+  uint64_t last = 0;
+  int64_t step = 1;
+  for (int d = t->ndim - 1; d >= 0; d--) {
+    if (t->shape[d] == 0) return 0;
+    uint64_t stride = (uint64_t)(t->strides ? t->strides[d] : step);
+    uint64_t reach = (uint64_t)(t->shape[d] - 1);
+    if (reach && stride && (stride >= SMALL || reach >= SMALL)) return SMALL;
+    last += reach ? reach * stride : 0;
+    if (last >= SMALL) return SMALL;
+    if (t->shape[d] > 1) step *= t->shape[d];
+  }
+  return (size_t)((last + 1) * (t->dtype.bits / 8));
+}
+
+/* Repeated elements make a large tensor of little memory: bound the work, too. */
+static int is_small(const onepass_tensor *t) {
+  int64_t count = 1;
+  for (int d = 0; d < t->ndim; d++) {
+    if (t->shape[d] >= SMALL) return 0;
+    count *= t->shape[d];
+    if (count >= SMALL) return 0;
+  }
+  return bytes_of(t) < SMALL;
+}
+
+static void run(const onepass_plan *plan, const part *parts) {
+  void *buffers[ROLES] = {0};
+  onepass_buffers named;
+  size_t needed = onepass_plan_workspace(plan);
+  void *workspace = NULL;
+  for (int r = 0; r < ROLES; r++) {
+    if (parts[r].present && !is_small(&parts[r].tensor)) return;
+  }
+  if (needed > 64 * SMALL) return;
+  for (int r = 0; r < ROLES; r++) {
+    if (!parts[r].present) continue;
+    size_t bytes = bytes_of(&parts[r].tensor);
+    buffers[r] = malloc(bytes ? bytes : 1);
+    if (buffers[r] == NULL) abort();
+    memset(buffers[r], 0x3C, bytes); /* an ordinary number in every type */
+  }
+  if (needed && (workspace = aligned_alloc(64, (needed + 63) / 64 * 64)) == NULL) abort();
+  memcpy(&named, buffers, sizeof named);
+  onepass_status status = onepass_run(plan, &named, workspace, needed, NULL);
+  require(status == ONEPASS_OK, "a plan that was made does not run");
+  free(workspace);
+  for (int r = 0; r < ROLES; r++) free(buffers[r]);
+}
+
+static void plan_and_run(source *s, int is_pool, part *parts, const onepass_norm *norm,
+                         const onepass_pool *pool) {
+  const onepass_tensor *pointers[ROLES];
+  onepass_tensors tensors;
+  onepass_plan *plan = (onepass_plan *)(void *)parts;
+  onepass_plan_info info;
+  onepass_options options = {0, 0, 0};
+  uint8_t flags = take_byte(s);
+  options.threads = flags % 4;
+  if (flags >= 0xF0) options.threads = (int32_t)take_int(s);
+  if ((flags & 0xF0) == 0xE0) options.vector_level = (int32_t)take_int(s);
+  if (flags & 0x20) options.reference = 1;
+  if (options.threads > 8) options.threads = -options.threads; /* do not start thousands */
+  for (int r = 0; r < ROLES; r++) pointers[r] = parts[r].present ? &parts[r].tensor : NULL;
+  memcpy(&tensors, pointers, sizeof tensors);
+  onepass_status status =
+      is_pool ? onepass_plan_pool(&plan, flags == 0xEF ? NULL : pool, &tensors, &options)
+              : onepass_plan_norm(&plan, flags == 0xEF ? NULL : norm, &tensors, &options);
+  require(status >= ONEPASS_OK && status <= ONEPASS_OUT_OF_MEMORY, "an unknown status");
+  if (status != ONEPASS_OK) {
+    require(plan == NULL, "a failed plan is not NULL");
+    require(onepass_last_message()[0] != '\0', "a failure without a message");
+    require(strchr(onepass_last_message(), '\n') == NULL, "a message of several lines");
+    return;
+  }
+  require(onepass_plan_describe(plan, &info) == ONEPASS_OK, "a plan that cannot be described");
+  require(info.bytes >= 0 && info.threads >= 1, "a description that makes no sense");
+  run(plan, parts);
+  onepass_plan_destroy(plan);
+}
+
+/* Which roles a call uses: norm forward, norm backward, pool forward, pool backward. */
+static const char used[4][ROLES + 1] = {"1221220000", "1200111122", "1001000000", "0000001100"};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  source s = {data, size};
+  uint8_t flags = take_byte(&s);
+  int is_pool = flags & 1, backward = flags >> 1 & 1, fitting = flags & 0x3C;
+  part parts[ROLES];
+  onepass_norm norm = {0};
+  onepass_pool pool = {0};
+  norm.op = (onepass_norm_op)(flags >> 6 & 1);
+  norm.direction = pool.direction = (onepass_direction)backward;
+  norm.axis = (int32_t)take_likely(&s, -3, 6);
+  norm.reduction = norm.op == ONEPASS_L1_NORM ? (onepass_reduction)(flags >> 7) : ONEPASS_MEAN;
+  norm.eps = take_double(&s);
+  pool.spatial = 1;
+  pool.kernel[0] = take_likely(&s, 1, 9);
+  pool.stride[0] = take_likely(&s, 1, 6);
+  pool.padding[0] = take_likely(&s, 0, 4);
+  pool.ceil_mode = take_byte(&s) & 1;
+  pool.count_include_pad = take_byte(&s) & 1;
+  if (!fitting) { /* one in sixteen: the enumerations are anything, too */
+    norm.op = (onepass_norm_op)take_int(&s);
+    norm.direction = pool.direction = (onepass_direction)take_int(&s);
+    norm.reduction = (onepass_reduction)take_int(&s);
+    pool.op = (onepass_pool_op)take_int(&s);
+    pool.spatial = (int32_t)take_int(&s);
+  }
+  take_tensor(&s, &parts[X]);
+  int ndim = parts[X].tensor.ndim;
+  int first = norm.axis < 0 && ndim > 0 ? norm.axis + ndim : norm.axis;
+  part x = parts[X];
+  x.tensor.shape = x.shape;
+  for (int r = 0; r < ROLES; r++) {
+    char use = used[is_pool * 2 + backward][r];
+    if (norm.op == ONEPASS_L1_NORM && !is_pool && r != X && r != Y && r != DY && r != DX) use = '0';
+    if (fitting) {
+      if (r != X) fit(&parts[r], &x, r, is_pool, &pool, first);
+    } else if (r != X) {
+      take_tensor(&s, &parts[r]);
+    }
+    parts[r].present = use == '1' || (use == '2' && take_byte(&s) % 4);
+  }
+  if (fitting) {
+    for (int breaks = take_byte(&s) % 4; breaks > 0; breaks--) break_field(&s, parts);
+  }
+  plan_and_run(&s, is_pool, parts, &norm, &pool);
+  return 0;
+}

@@ -1,0 +1,21 @@
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: how many examples each property gets.
+
+ci        about a minute on two cores; the default
+quick     for sanitizers, which make everything several times slower
+thorough  for a night
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+common = dict(
+    deadline=None,  # a machine that is busy is not a failure
+    print_blob=True,  # how to run a failing example again
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("ci", max_examples=200, **common)
+settings.register_profile("quick", max_examples=40, **common)
+settings.register_profile("thorough", max_examples=5000, **common)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

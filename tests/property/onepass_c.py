@@ -1,0 +1,300 @@
+"""The C interface of onepass through ctypes, and arrays in guarded memory of their own.
+
+The library is the one that the environment variable ONEPASS_LIBRARY names. Nothing but the standard
+library is used, so that the tests run wherever Python does.
+"""
+
+import ctypes
+import itertools
+import math
+import os
+import struct
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16
+from ctypes import c_uint64, c_void_p
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+__all__ = [
+    "Array", "DTYPES", "Dtype", "FORWARD", "BACKWARD", "L1_NORM", "LAYER_NORM", "MEAN", "SUM",
+    "Norm", "Options", "Pool", "Result", "ROLES", "STATUS", "compact_strides", "last_message",
+    "lib", "plan_and_run", "pool_length", "round_to",
+]
+
+FORWARD, BACKWARD = 0, 1
+L1_NORM, LAYER_NORM = 0, 1
+MEAN, SUM = 0, 1
+
+STATUS = (
+    "OK NULL_POINTER BAD_OPERATOR BAD_OPTION BAD_DEVICE BAD_DTYPE BAD_NDIM BAD_SHAPE BAD_STRIDES "
+    "BAD_AXIS BAD_KERNEL BAD_WINDOW_STRIDE BAD_PADDING OVERLAP MISALIGNED BAD_WORKSPACE "
+    "OUT_OF_MEMORY"
+).split()
+ROLES = "x weight bias y mean rstd dy dx dweight dbias".split()
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("type", c_int32), ("id", c_int32)]
+
+
+class DtypeCode(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", DtypeCode),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class Tensors(ctypes.Structure):
+    _fields_ = [(role, POINTER(Tensor)) for role in ROLES]
+
+
+class Buffers(ctypes.Structure):
+    _fields_ = [(role, c_void_p) for role in ROLES]
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [
+        ("op", c_int32),
+        ("direction", c_int32),
+        ("axis", c_int32),
+        ("reduction", c_int32),
+        ("eps", c_double),
+    ]
+
+
+class Pool(ctypes.Structure):
+    _fields_ = [
+        ("op", c_int32),
+        ("direction", c_int32),
+        ("spatial", c_int32),
+        ("kernel", c_int64 * 3),
+        ("stride", c_int64 * 3),
+        ("padding", c_int64 * 3),
+        ("ceil_mode", c_int32),
+        ("count_include_pad", c_int32),
+    ]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("threads", c_int32), ("vector_level", c_int32), ("reference", c_int32)]
+
+
+def _load() -> ctypes.CDLL:
+    path = os.environ.get("ONEPASS_LIBRARY")
+    if not path:
+        raise RuntimeError("set ONEPASS_LIBRARY to the path of libonepass.so")
+    library = ctypes.CDLL(path)
+    library.onepass_last_message.restype = c_char_p
+    library.onepass_plan_workspace.restype = c_size_t
+    library.onepass_plan_workspace.argtypes = [c_void_p]
+    library.onepass_plan_destroy.restype = None
+    library.onepass_plan_destroy.argtypes = [c_void_p]
+    library.onepass_run.argtypes = [c_void_p, POINTER(Buffers), c_void_p, c_size_t, c_void_p]
+    library.onepass_plan_norm.argtypes = [
+        POINTER(c_void_p), POINTER(Norm), POINTER(Tensors), POINTER(Options)]
+    library.onepass_plan_pool.argtypes = [
+        POINTER(c_void_p), POINTER(Pool), POINTER(Tensors), POINTER(Options)]
+    library.onepass_pool_length.argtypes = [
+        c_int64, c_int64, c_int64, c_int64, c_int32, POINTER(c_int64)]
+    return library
+
+
+lib = _load()
+
+
+def last_message() -> str:
+    return lib.onepass_last_message().decode()
+
+
+# ---- Types ---------------------------------------------------------------------------------------
+
+
+class Dtype(NamedTuple):
+    name: str
+    code: int
+    size: int  # bytes of an element
+    unit: float  # unit roundoff: half the distance from 1 to the next number
+    smallest: float  # half the smallest step: what rounding may lose near zero
+    largest: float
+
+    @property
+    def stats(self) -> "Dtype":
+        """The type of sums, mean and rstd."""
+        return DTYPES["f64"] if self.name == "f64" else DTYPES["f32"]
+
+
+DTYPES: Dict[str, Dtype] = {
+    "f32": Dtype("f32", 2, 4, 2.0**-24, 2.0**-150, 3.4028234663852886e38),
+    "f64": Dtype("f64", 2, 8, 2.0**-53, 5e-324, 1.7976931348623157e308),
+    "f16": Dtype("f16", 2, 2, 2.0**-11, 2.0**-25, 65504.0),
+    "bf16": Dtype("bf16", 4, 2, 2.0**-8, 2.0**-134, 3.3895313892515355e38),
+}
+
+
+def _f32_bits(value: float) -> int:
+    try:
+        return struct.unpack("<I", struct.pack("<f", value))[0]
+    except OverflowError:
+        return 0xFF800000 if value < 0 else 0x7F800000
+
+
+def _bf16_bits(value: float) -> int:
+    if math.isnan(value):
+        return 0x7FC0
+    bits = _f32_bits(value)
+    # Values in the tests come from f32, so rounding twice does not happen.
+    return min(bits + 0x7FFF + (bits >> 16 & 1), 0xFFFFFFFF) >> 16
+
+
+def pack(dtype: Dtype, value: float) -> bytes:
+    """The bytes of a number in this type; what is too large becomes infinite."""
+    if dtype.name == "bf16":
+        return struct.pack("<H", _bf16_bits(value))
+    letter = {"f16": "<e", "f32": "<f", "f64": "<d"}[dtype.name]
+    try:
+        return struct.pack(letter, value)
+    except OverflowError:
+        return struct.pack(letter, math.copysign(math.inf, value))
+
+
+def unpack(dtype: Dtype, data: bytes) -> float:
+    if dtype.name == "bf16":
+        return struct.unpack("<f", b"\0\0" + data)[0]
+    return struct.unpack({"f16": "<e", "f32": "<f", "f64": "<d"}[dtype.name], data)[0]
+
+
+def round_to(dtype: Dtype, value: float) -> float:
+    """The nearest number of this type."""
+    return unpack(dtype, pack(dtype, value))
+
+
+# ---- Arrays --------------------------------------------------------------------------------------
+
+GUARD = 64  # bytes on either side
+PATTERN = 0xA5
+
+
+def compact_strides(shape: Sequence[int]) -> List[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
+
+
+class Array:
+    """A tensor of any layout in a block of its own, filled with a pattern. Elements are numbered in
+    row-major order of the shape; every byte that is no element must keep the pattern."""
+
+    def __init__(self, dtype: Dtype, shape: Sequence[int], strides: Optional[Sequence[int]] = None,
+                 shift: int = 0) -> None:
+        self.dtype = dtype
+        self.shape = list(shape)
+        self.strides = list(compact_strides(shape) if strides is None else strides)
+        self.count = math.prod(self.shape)
+        extent = 0
+        if self.count:
+            extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
+        self.size = GUARD + (shift + extent) * dtype.size + GUARD
+        self._block = ctypes.create_string_buffer(self.size + 64)
+        base = ctypes.addressof(self._block)
+        self._start = -base % 64  # the guard starts on a 64-byte boundary
+        ctypes.memset(base, PATTERN, self.size + 64)
+        self.first = self._start + GUARD + shift * dtype.size
+        self.c_shape = (c_int64 * max(len(self.shape), 1))(*self.shape)
+        self.c_strides = (c_int64 * max(len(self.strides), 1))(*self.strides)
+        self.tensor = Tensor(
+            base + self._start, Device(1, 0), len(self.shape),
+            DtypeCode(dtype.code, dtype.size * 8, 1), self.c_shape, self.c_strides,
+            self.first - self._start)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._block) + self.first
+
+    def positions(self) -> Iterator[int]:
+        """Where each element starts in the block."""
+        for index in itertools.product(*map(range, self.shape)):
+            yield self.first + self.dtype.size * sum(i * s for i, s in zip(index, self.strides))
+
+    def fill(self, values: Sequence[float]) -> "Array":
+        for position, value in zip(self.positions(), values):
+            self._block[position:position + self.dtype.size] = pack(self.dtype, value)
+        return self
+
+    def values(self) -> List[float]:
+        raw = self._block.raw
+        size = self.dtype.size
+        return [unpack(self.dtype, raw[p:p + size]) for p in self.positions()]
+
+    def bits(self) -> bytes:
+        raw = self._block.raw
+        return b"".join(raw[p:p + self.dtype.size] for p in self.positions())
+
+    def raw(self) -> bytes:
+        return self._block.raw
+
+    def guards_hold(self) -> bool:
+        raw = bytearray(self._block.raw)
+        for position in self.positions():
+            raw[position:position + self.dtype.size] = bytes([PATTERN]) * self.dtype.size
+        return raw == bytes([PATTERN]) * len(raw)
+
+
+# ---- Calls ---------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    status: str  # without ONEPASS_
+    message: str  # empty when the status is OK
+    stage: str  # "plan" or "run"
+
+
+def tensors_of(arrays: Dict[str, Array]) -> Tensors:
+    tensors = Tensors()
+    for role, array in arrays.items():
+        setattr(tensors, role, ctypes.pointer(array.tensor))
+    return tensors
+
+
+def plan_and_run(description: ctypes.Structure, arrays: Dict[str, Array],
+                 options: Optional[Options] = None) -> Result:
+    """Plan and run a norm or a pool on the arrays, with a workspace of exactly the size needed."""
+    plan = c_void_p(1)
+    make = lib.onepass_plan_norm if isinstance(description, Norm) else lib.onepass_plan_pool
+    tensors = tensors_of(arrays)
+    status = make(ctypes.byref(plan), ctypes.byref(description), ctypes.byref(tensors),
+                  ctypes.byref(options) if options else None)
+    if status:
+        assert plan.value is None, "a failed plan is not NULL"
+        return Result(STATUS[status], last_message(), "plan")
+    try:
+        buffers = Buffers(**{role: array.address for role, array in arrays.items()})
+        size = lib.onepass_plan_workspace(plan)
+        room = ctypes.create_string_buffer(b"\x5a" * (size + 128), size + 128) if size else None
+        workspace, start = None, 0
+        if room is not None:
+            start = -ctypes.addressof(room) % 64
+            workspace = ctypes.addressof(room) + start
+        status = lib.onepass_run(plan, ctypes.byref(buffers), workspace, size, None)
+        if room is not None:
+            outside = room.raw[:start] + room.raw[start + size:]
+            assert outside == b"\x5a" * len(outside), "written outside the workspace"
+        return Result(STATUS[status], last_message() if status else "", "run")
+    finally:
+        lib.onepass_plan_destroy(plan)
+
+
+def pool_length(length: int, kernel: int, stride: int, padding: int,
+                ceil_mode: int) -> Tuple[str, int]:
+    pooled = c_int64(-1)
+    status = lib.onepass_pool_length(length, kernel, stride, padding, ceil_mode,
+                                     ctypes.byref(pooled))
+    return STATUS[status], pooled.value
