@@ -35,8 +35,7 @@ static bool fail_status(session *session, const char *what, onepass_status statu
 }
 
 static const char *level_name(int32_t level) {
-  static const char *const names[] = {"best", "baseline", "avx2", "avx512",
-                                       "neon_bf16"};
+  static const char *const names[] = {"best", "baseline", "avx2", "avx512", "neon_bf16"};
   return names[level];
 }
 

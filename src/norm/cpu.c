@@ -352,10 +352,19 @@ static void backward_rows(void *context, int worker, int64_t begin, int64_t end)
   }
 }
 
-static void store_weight_gradient(const work *w, onepass_role role, int64_t element, double value) {
+static void store_weight_gradient(const work *w, onepass_role role, int64_t begin,
+                                  const double *values, int64_t count) {
   if (!onepass_has(&w->plan->layouts, role)) return;
-  onepass_store(w->plan->layouts.of[role].type, onepass_buffer(&w->buffers, role),
-                onepass_walk_offset(&w->problem->elements, role, element), value);
+  const onepass_type type = w->plan->layouts.of[role].type;
+  char *base = onepass_buffer(&w->buffers, role);
+  if (type == ONEPASS_TYPE_F32 && onepass_walk_is_dense(&w->problem->elements, role)) {
+    for (int64_t i = 0; i < count; i++) ((float *)base)[begin + i] = (float)values[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) {
+    onepass_store(type, base, onepass_walk_offset(&w->problem->elements, role, begin + i),
+                  values[i]);
+  }
 }
 
 /* Elements begin..end of dweight and dbias from the partials of all blocks of rows, in their order.
@@ -372,8 +381,8 @@ static void add_partials(void *context, int worker, int64_t begin, int64_t end) 
       dweight += partials[block * 2 * n + i];
       dbias += partials[block * 2 * n + n + i];
     }
-    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, i, dweight);
-    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, i, dbias);
+    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, i, &dweight, 1);
+    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, i, &dbias, 1);
   }
 }
 
@@ -422,10 +431,9 @@ static void apply_backward_columns(const work *w, int64_t begin, int64_t end, ch
     count_summed_row(w, &weights);
   }
   add_recent(w, &weights);
-  for (int64_t i = 0; i < weights.count; i++) {
-    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, begin + i, weights.total[i]);
-    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, begin + i, weights.total[weights.count + i]);
-  }
+  if (!weights.recent) return;
+  store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, begin, weights.total, weights.count);
+  store_weight_gradient(w, ONEPASS_ROLE_DBIAS, begin, weights.total + weights.count, weights.count);
 }
 
 static void apply_backward_segments(void *context, int worker, int64_t begin, int64_t end) {
@@ -517,7 +525,7 @@ void onepass_norm_run_empty(const onepass_plan *plan, const onepass_buffers *buf
   const onepass_row_scale nothing = {.mean = NAN, .rstd = NAN};
   for (int64_t row = 0; !p->backward && row < p->rows.count; row++) save(&w, row, &nothing);
   for (int64_t i = 0; p->backward && i < p->elements.count; i++) {
-    store_weight_gradient(&w, ONEPASS_ROLE_DWEIGHT, i, 0);
-    store_weight_gradient(&w, ONEPASS_ROLE_DBIAS, i, 0);
+    store_weight_gradient(&w, ONEPASS_ROLE_DWEIGHT, i, &(double){0}, 1);
+    store_weight_gradient(&w, ONEPASS_ROLE_DBIAS, i, &(double){0}, 1);
   }
 }

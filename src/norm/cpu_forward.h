@@ -127,12 +127,13 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
 }
 
 /* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is
- * so far from the shift that subtracting its square loses more than two bits. */
+ * so far from the shift that subtracting its square loses more than two bits (of few elements:
+ * one), or if the squares overflow. */
 ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
   const double n = (double)count, sum = (double)NAME(fold)(lanes->a);
   const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b) - of_mean;
-  *lossy = of_mean > 4 * squares;
+  *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY);
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
 
@@ -172,9 +173,9 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_chunk)(const onepass_statistic statis
                                                   int64_t count) {
   C shift;
   const bool centered = NAME(look_ahead)(statistic, x, count, &shift);
-  if (centered) return NAME(moments_about)(x, count, shift);
-  const NAME(lanes) lanes = NAME(gather_only)(statistic, false, x, count, 0);
-  return NAME(chunk_sums)(statistic, &lanes, x, count, 0);
+  const NAME(lanes) lanes = centered ? NAME(gather_only)(statistic, true, x, count, shift)
+                                     : NAME(gather_only)(statistic, false, x, count, 0);
+  return NAME(chunk_sums)(statistic, &lanes, x, count, shift);
 }
 
 static onepass_row_sums NAME(gather_abs)(const void *x, int64_t count) {

@@ -2,6 +2,8 @@
  */
 #include "norm/cpu.h"
 
+#include <math.h>
+
 #include "cpu/template.h"
 
 enum { SHORT_ROW = 256 }; /* elements; shorter rows are done in batches */

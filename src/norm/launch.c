@@ -90,7 +90,9 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
     return n > MOST_SUMMED_BY_ROWS || rows < 2 * LEAST_ROW_BLOCK ? ONEPASS_NORM_SPLIT
                                                                  : ONEPASS_NORM_ROWS;
   }
-  if (p->packed && p->elements.ndim <= 1 && p->lane_axis >= 0 && p->kernels->forward_columns) {
+  const bool side_by_side =
+      p->packed || n == 1; /* rows of one element are each other's neighbours */
+  if (side_by_side && p->elements.ndim <= 1 && p->lane_axis >= 0 && p->kernels->forward_columns) {
     return ONEPASS_NORM_COLUMNS;
   }
   const int64_t row_bytes = bytes_read_together(p, n);

@@ -5,7 +5,7 @@
  * with dy.
  *
  * A member is an entry of the table in problem.c (its name, its view and its statistic), a
- * reference in reference.c, and its statistic's terms in cpu_terms.h.
+ * reference in reference.c, and its statistic's terms in cpu_forward.h and cpu_backward.h.
  */
 #ifndef ONEPASS_NORM_NORM_H
 #define ONEPASS_NORM_NORM_H

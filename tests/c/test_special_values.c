@@ -310,6 +310,29 @@ static void test_dweight_over_a_million_rows_is_accurate(void) {
   call_free(c);
 }
 
+/* Squares of 1e18 are beyond f32, deviations of 1e15 are not: nothing may turn into 0 on the way.
+ */
+static void test_layer_norm_of_values_whose_squares_overflow(void) {
+  const int64_t lengths[] = {100, 1000, 10000};
+  for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+    const int64_t shape[2] = {3, lengths[l]};
+    call *c = call_new(LAYER_FORWARD, ONEPASS_F32, 2, shape, 1);
+    c->norm.eps = 1e-5;
+    for (int64_t i = 0; i < c->role[X]->count; i++) {
+      array_set(c->role[X], i, 1e18 * (1 + 1e-3 * (double)(i * 7919 % 1000) / 1000));
+    }
+    EXPECT_OK(call_run(c));
+    call *reference = call_reference(c);
+    for (int64_t i = 0; i < c->role[Y]->count; i++) {
+      double actual = array_get(c->role[Y], i), wanted = array_get(reference->role[Y], i);
+      EXPECT(fabs(actual - wanted) <= 1e-3 * (1 + fabs(wanted)), "length %d: y[%d] is %g, not %g",
+             (int)lengths[l], (int)i, actual, wanted);
+    }
+    call_free(reference);
+    call_free(c);
+  }
+}
+
 int main(void) {
   test_a_zero_row_of_l1_norm_is_zero_by_zero();
   test_a_zero_row_of_l1_norm_with_eps_is_zero();
@@ -325,6 +348,7 @@ int main(void) {
   test_half_denormals_are_read_and_written();
   test_huge_values_do_not_overflow_where_the_answer_is_small();
   test_results_over_the_largest_half_are_infinite();
+  test_layer_norm_of_values_whose_squares_overflow();
   test_a_sum_over_millions_is_accurate();
   test_dweight_over_a_million_rows_is_accurate();
   return expect_report("test_special_values");

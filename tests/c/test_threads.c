@@ -159,10 +159,38 @@ static void test_the_same_call_gives_the_same_bits_twice(void) {
   }
 }
 
+/* Rows whose first elements are unlike the rest, so that how a chunk is gathered is decided wrongly
+ * and must be decided again: by whoever gathers it, beside another row or not, in the same way. */
+static void test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads(void) {
+  const int64_t shape[2] = {64, 4096};
+  call *c = call_new(LAYER_FORWARD, ONEPASS_F32, 2, shape, 1);
+  for (int64_t i = 0; i < c->role[X]->count; i++) {
+    const double noise = (double)(i * 7919 % 1000) / 1000 - 0.5;
+    const int far = i / shape[1] < 32 || i % shape[1] < 32;
+    array_set(c->role[X], i, far ? 100 + 10 * noise : 2 * noise);
+  }
+  c->options.threads = 1;
+  EXPECT_OK(call_run(c));
+  float *first = malloc((size_t)c->role[Y]->count * sizeof *first);
+  for (int64_t i = 0; i < c->role[Y]->count; i++) first[i] = (float)array_get(c->role[Y], i);
+  for (int threads = 2; threads <= 5; threads++) {
+    c->options.threads = threads;
+    EXPECT_OK(call_run(c));
+    int64_t different = 0;
+    for (int64_t i = 0; i < c->role[Y]->count; i++) {
+      different += (float)array_get(c->role[Y], i) != first[i];
+    }
+    EXPECT(different == 0, "%d elements differ on %d threads", (int)different, threads);
+  }
+  free(first);
+  call_free(c);
+}
+
 int main(void) {
   test_many_threads_run_one_plan_at_once();
   test_plans_are_made_by_many_threads_at_once();
   test_the_number_of_threads_does_not_show_in_the_bits();
   test_the_same_call_gives_the_same_bits_twice();
+  test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads();
   return expect_report("test_threads");
 }
