@@ -142,6 +142,35 @@ ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
 }
 #endif
 
+/* ---- The sum of all lanes, halves upon halves or neighbours first ------------------------------
+ */
+
+ALWAYS_INLINE float fold_f32(f32v v) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+  return vaddvq_f32((float32x4_t)v);
+#else
+  float lane[LANES_F32];
+  memcpy(lane, &v, sizeof lane);
+  UNROLL for (int half = LANES_F32 / 2; half > 0; half /= 2) {
+    UNROLL for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+  }
+  return lane[0];
+#endif
+}
+
+ALWAYS_INLINE double fold_f64(f64v v) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+  return vaddvq_f64((float64x2_t)v);
+#else
+  double lane[LANES_F64];
+  memcpy(lane, &v, sizeof lane);
+  UNROLL for (int half = LANES_F64 / 2; half > 0; half /= 2) {
+    UNROLL for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+  }
+  return lane[0];
+#endif
+}
+
 /* ---- a * b + c, fused where the level has it ------------------------------------------------- */
 
 #if defined(__AVX512F__)

@@ -115,8 +115,8 @@ NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool ce
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered, const NAME(products) * sums) {
-  return (onepass_row_sums){(double)NAME(fold)(sums->a), (double)NAME(fold)(sums->b),
-                            centered ? (double)NAME(fold)(sums->c) : 0};
+  return (onepass_row_sums){(double)FOLD(sums->a), (double)FOLD(sums->b),
+                            centered ? (double)FOLD(sums->c) : 0};
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statistic statistic,

@@ -131,8 +131,8 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
  * one), or if the squares overflow. */
 ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
-  const double n = (double)count, sum = (double)NAME(fold)(lanes->a);
-  const double of_mean = sum * sum / n, squares = (double)NAME(fold)(lanes->b) - of_mean;
+  const double n = (double)count, sum = (double)FOLD(lanes->a);
+  const double of_mean = sum * sum / n, squares = (double)FOLD(lanes->b) - of_mean;
   *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY);
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
@@ -148,7 +148,7 @@ ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statisti
                                                 const NAME(lanes) * lanes, const T *x,
                                                 int64_t count, C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
-    return (onepass_row_sums){.a = (double)NAME(fold)(lanes->a)};
+    return (onepass_row_sums){.a = (double)FOLD(lanes->a)};
   }
   bool lossy;
   const onepass_row_sums sums = NAME(moments_of)(lanes, shift, count, &lossy);
@@ -163,7 +163,7 @@ ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *
   if (statistic == ONEPASS_STATISTIC_ABS || count < 64 * BLOCK) return false;
   NAME(lanes) lanes = {0};
   NAME(gather_block)(statistic, false, &lanes, x, ALL(0), false, 0);
-  const C mean = NAME(fold)(lanes.a) / BLOCK, square = NAME(fold)(lanes.b) / BLOCK;
+  const C mean = FOLD(lanes.a) / BLOCK, square = FOLD(lanes.b) / BLOCK;
   if (5 * mean * mean <= 4 * square) return false;
   *shift = mean;
   return true;

@@ -20,20 +20,11 @@
 #define ALL     JOIN2(all_, SUMS)
 #define FIRST   JOIN2(first_, SUMS)
 #define FMA     JOIN2(fma_, SUMS)
+#define FOLD    JOIN2(fold_, SUMS)
 #define ABS     JOIN2(abs_, SUMS)
 #define SIGNED  JOIN2(signed_, SUMS)
 #define GET     JOIN2(get_, ELEMENT)
 #define PUT     JOIN2(put_, ELEMENT)
-
-/* The sum of the lanes of a vector, halves upon halves. */
-ALWAYS_INLINE C NAME(fold)(V v) {
-  C lane[W];
-  memcpy(lane, &v, sizeof lane);
-  UNROLL for (int half = W / 2; half > 0; half /= 2) {
-    UNROLL for (int j = 0; j < half; j++) lane[j] += lane[j + half];
-  }
-  return lane[0];
-}
 
 /* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other,
  * and easier on the register file, as every other operand is a result just made. */
@@ -104,6 +95,7 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef ALL
 #undef FIRST
 #undef FMA
+#undef FOLD
 #undef ABS
 #undef SIGNED
 #undef GET
