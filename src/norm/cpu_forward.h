@@ -137,10 +137,24 @@ ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shi
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
 
+/* For deviations whose squares are beyond the type of sums: one element after the other, in double.
+ */
+NEVER_INLINE onepass_row_sums NAME(moments_in_double)(const T *x, int64_t count) {
+  onepass_row_sums sums = {0};
+  for (int64_t i = 0; i < count; i++) sums.a += (double)GET(x + i);
+  sums.a /= (double)count;
+  for (int64_t i = 0; i < count; i++) {
+    const double deviation = (double)GET(x + i) - sums.a;
+    sums.b += deviation * deviation;
+  }
+  return sums;
+}
+
 NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C shift) {
   const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
   bool lossy;
-  return NAME(moments_of)(&lanes, shift, count, &lossy);
+  const onepass_row_sums sums = NAME(moments_of)(&lanes, shift, count, &lossy);
+  return sums.b < INFINITY ? sums : NAME(moments_in_double)(x, count);
 }
 
 /* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */

@@ -310,23 +310,24 @@ static void test_dweight_over_a_million_rows_is_accurate(void) {
   call_free(c);
 }
 
-/* Squares of 1e18 are beyond f32, deviations of 1e15 are not: nothing may turn into 0 on the way.
- */
+/* Squares of 1e18 are beyond f32, and so are those of deviations of 1e30: nothing may become 0. */
 static void test_layer_norm_of_values_whose_squares_overflow(void) {
   const int64_t lengths[] = {100, 1000, 10000};
-  for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
-    const int64_t shape[2] = {3, lengths[l]};
+  const double spreads[] = {1e-3, 1e12};
+  for (size_t l = 0; l < 2 * sizeof lengths / sizeof *lengths; l++) {
+    const int64_t shape[2] = {3, lengths[l / 2]};
+    const double spread = spreads[l % 2];
     call *c = call_new(LAYER_FORWARD, ONEPASS_F32, 2, shape, 1);
     c->norm.eps = 1e-5;
     for (int64_t i = 0; i < c->role[X]->count; i++) {
-      array_set(c->role[X], i, 1e18 * (1 + 1e-3 * (double)(i * 7919 % 1000) / 1000));
+      array_set(c->role[X], i, 1e18 * (1 + spread * (double)(i * 7919 % 1000) / 1000));
     }
     EXPECT_OK(call_run(c));
     call *reference = call_reference(c);
     for (int64_t i = 0; i < c->role[Y]->count; i++) {
       double actual = array_get(c->role[Y], i), wanted = array_get(reference->role[Y], i);
       EXPECT(fabs(actual - wanted) <= 1e-3 * (1 + fabs(wanted)), "length %d: y[%d] is %g, not %g",
-             (int)lengths[l], (int)i, actual, wanted);
+             (int)shape[1], (int)i, actual, wanted);
     }
     call_free(reference);
     call_free(c);
