@@ -76,7 +76,10 @@ static int64_t bytes_of_weights(const onepass_layouts *layouts) {
   int64_t bytes = 0;
   for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
     if (!(layouts->present & weight_roles & ONEPASS_BIT(role))) continue;
-    bytes += layouts->of[role].count * onepass_type_size(layouts->of[role].type);
+    const onepass_layout *layout = &layouts->of[role];
+    if (__builtin_add_overflow(bytes, layout->count * onepass_type_size(layout->type), &bytes)) {
+      return INT64_MAX;
+    }
   }
   return bytes;
 }
