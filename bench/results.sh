@@ -2,7 +2,7 @@
 # The measurements that docs/results holds, as JSON lines: tensors of at least 256 MiB, so that no cache
 # holds them. Takes about two minutes and 3 GiB of memory.
 #
-#   bench/results.sh [THREADS] >docs/results/NAME.json
+#   bench/results.sh [THREADS] >docs/results/NAME.jsonl
 set -euo pipefail
 cd "$(dirname "$0")/.."
 onepass=${ONEPASS_CLI:-build/release/cli/onepass}

@@ -5,22 +5,19 @@
  *
  * This header is the whole public interface and its manual. In short:
  *
- *     describe        fill in an onepass_norm or onepass_pool and an onepass_tensor for each
- * argument plan            onepass_plan_norm / onepass_plan_pool check everything once and choose
- * the kernel run             onepass_run does the work on any buffers of the planned shapes, as
- * often as you like
+ *   describe   fill in an onepass_norm or onepass_pool, and an onepass_tensor for each argument
+ *   plan       onepass_plan_norm or onepass_plan_pool: checks everything once, chooses the kernel
+ *   run        onepass_run: does the work on any buffers of the planned shapes, as often as needed
  *
- * or, in one call, onepass_l1_norm, onepass_layer_norm, onepass_avg_pool1d and their _backward
- * twins.
+ * or, in one call, onepass_l1_norm, onepass_layer_norm, onepass_avg_pool1d and their _backward.
  *
  * What holds for every function here:
- *   - It returns an onepass_status (except the plain getters). When that is not ONEPASS_OK no
- * output has been written, and onepass_last_message() names the argument, its value and what was
- * expected.
- *   - It never prints, exits, aborts or keeps a pointer to anything you passed, except what a plan
- * copies.
- *   - It may be called from any thread at any time. A plan is immutable: many threads may run one
- * at once.
+ *
+ *   - It returns an onepass_status, except the plain getters. When that is not ONEPASS_OK, no output
+ *     has been written, and onepass_last_message() names the argument, its value and what was
+ *     expected.
+ *   - It never prints, exits or aborts, and keeps no pointer to anything you passed.
+ *   - It may be called from any thread at any time. A plan is immutable: many threads may run one.
  *   - The same inputs give the same bits, whatever the number of threads.
  */
 #ifndef ONEPASS_H
@@ -245,7 +242,7 @@ ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_b
 /* What a plan will do. Strings are the library's own and live as long as it does. */
 typedef struct onepass_plan_info {
   const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
-  const char *kernel; /* how it will be run: "rows", "split_rows", "columns", "packed", ... */
+  const char *kernel; /* how: "rows", "split_rows", "columns", "dense_windows", ... */
   const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference */
   int32_t threads;    /* how many will work on it */
   int64_t bytes;      /* inputs once plus outputs once: what must move */
