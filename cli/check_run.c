@@ -11,7 +11,7 @@
 #include "buffers.h"
 
 /* A case with its memory. */
-typedef struct session {
+typedef struct trial {
   const checker *checker;
   const check_case *check_case;
   const problem *problem;
@@ -19,19 +19,19 @@ typedef struct session {
   operand want[ROLES];            /* of the reference */
   unsigned char *snapshot[ROLES]; /* outputs of the first run on a vector level, guards and all */
   outcome *outcome;
-} session;
+} trial;
 
-__attribute__((format(printf, 2, 3))) static bool fail(session *session, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static bool fail(trial *trial, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(session->outcome->reason, sizeof session->outcome->reason, format, arguments);
+  vsnprintf(trial->outcome->reason, sizeof trial->outcome->reason, format, arguments);
   va_end(arguments);
-  session->outcome->passed = false;
+  trial->outcome->passed = false;
   return false;
 }
 
-static bool fail_status(session *session, const char *what, onepass_status status) {
-  return fail(session, "%s: %s: %s", what, onepass_status_name(status), onepass_last_message());
+static bool fail_status(trial *trial, const char *what, onepass_status status) {
+  return fail(trial, "%s: %s: %s", what, onepass_status_name(status), onepass_last_message());
 }
 
 static const char *level_name(int32_t level) {
@@ -39,8 +39,8 @@ static const char *level_name(int32_t level) {
   return names[level];
 }
 
-static bool is_output(const session *session, role role) {
-  return session->operands[role].ndim > 0 && role_is_output(role, session->problem->direction);
+static bool is_output(const trial *trial, role role) {
+  return trial->operands[role].ndim > 0 && role_is_output(role, trial->problem->direction);
 }
 
 void find_levels(checker *checker) {
@@ -77,8 +77,8 @@ static distribution distribution_of(const check_case *check_case) {
   }
 }
 
-static void zero_some(const session *session, operand *operand, uint64_t seed) {
-  view view = problem_view(session->problem);
+static void zero_some(const trial *trial, operand *operand, uint64_t seed) {
+  view view = problem_view(trial->problem);
   for (int64_t i = 0; i < operand->elements; i++) {
     int64_t row = i / (view.length * view.inner) * view.inner + i % view.inner;
     if (row % 3 == 2 || random_bits(seed, (uint64_t)i) % 3 == 0)
@@ -86,12 +86,12 @@ static void zero_some(const session *session, operand *operand, uint64_t seed) {
   }
 }
 
-static void fill_operand(session *session, role role, uint64_t seed) {
-  operand *operand = &session->operands[role];
+static void fill_operand(trial *trial, role role, uint64_t seed) {
+  operand *operand = &trial->operands[role];
   /* What the values of a case describe is x, or dy where there is no x. */
-  bool main = role == X || (role == DY && session->problem->op == OP_AVG_POOL1D);
+  bool main = role == X || (role == DY && trial->problem->op == OP_AVG_POOL1D);
   distribution normal = {0, 1};
-  distribution wanted = main ? distribution_of(session->check_case) : normal;
+  distribution wanted = main ? distribution_of(trial->check_case) : normal;
   if (operand->compact) {
     int32_t threads = operand->elements > 1 << 20 ? 4 : 1;
     fill_random(operand->dtype, operand->data, operand->elements, wanted, seed, threads);
@@ -101,25 +101,25 @@ static void fill_operand(session *session, role role, uint64_t seed) {
                     wanted.mean + wanted.deviation * random_normal(seed, (uint64_t)i));
   }
   if (!main || operand->elements == 0) return;
-  values values = session->check_case->values;
-  if (values == VALUES_ZEROS) zero_some(session, operand, seed + 1);
+  values values = trial->check_case->values;
+  if (values == VALUES_ZEROS) zero_some(trial, operand, seed + 1);
   double special = values == VALUES_NAN ? NAN : seed & 1 ? INFINITY : -INFINITY;
   if (values == VALUES_NAN || values == VALUES_INF)
     store_element(operand->dtype, operand_at(operand, operand->elements / 2), special);
 }
 
 /* mean and rstd for the backward are those the reference finds. */
-static bool fill_stats(session *session) {
-  problem forward = *session->problem;
+static bool fill_stats(trial *trial) {
+  problem forward = *trial->problem;
   forward.direction = ONEPASS_FORWARD;
   forward.weight = forward.bias = false;
   forward.stats = true;
   operand operands[ROLES], found[ROLES];
   problem_operands(&forward, LAYOUT_COMPACT, operands);
-  operands[X] = session->operands[X];
+  operands[X] = trial->operands[X];
   onepass_status status = run_reference(&forward, operands, 0, found);
   for (role role = MEAN; role <= RSTD && status == ONEPASS_OK; role++) {
-    operand *given = &session->operands[role];
+    operand *given = &trial->operands[role];
     for (int64_t i = 0; i < given->elements; i++) {
       double value;
       operand_load(&found[role], i, 1, 1, &value);
@@ -127,75 +127,75 @@ static bool fill_stats(session *session) {
     }
   }
   operands_free(found);
-  return status == ONEPASS_OK || fail_status(session, "reference forward", status);
+  return status == ONEPASS_OK || fail_status(trial, "reference forward", status);
 }
 
-static bool prepare(session *session) {
-  problem_operands(session->problem, session->check_case->layout, session->operands);
-  uint64_t seed = random_bits(session->checker->seed, (uint64_t)session->check_case->number);
+static bool prepare(trial *trial) {
+  problem_operands(trial->problem, trial->check_case->layout, trial->operands);
+  uint64_t seed = random_bits(trial->checker->seed, (uint64_t)trial->check_case->number);
   for (role role = X; role < ROLES; role++) {
-    operand *operand = &session->operands[role];
+    operand *operand = &trial->operands[role];
     if (operand->ndim == 0) continue;
-    if (!operand_allocate(operand, session->check_case->layout)) return fail(session, "no memory");
-    if (!is_output(session, role)) {
-      fill_operand(session, role, random_bits(seed, (uint64_t)role));
+    if (!operand_allocate(operand, trial->check_case->layout)) return fail(trial, "no memory");
+    if (!is_output(trial, role)) {
+      fill_operand(trial, role, random_bits(seed, (uint64_t)role));
       continue;
     }
-    session->snapshot[role] = allocate_bytes(operand->memory_size);
-    if (!session->snapshot[role]) return fail(session, "no memory");
+    trial->snapshot[role] = allocate_bytes(operand->memory_size);
+    if (!trial->snapshot[role]) return fail(trial, "no memory");
   }
   bool needs_stats =
-      session->problem->op == OP_LAYER_NORM && session->problem->direction == ONEPASS_BACKWARD;
-  return !needs_stats || fill_stats(session);
+      trial->problem->op == OP_LAYER_NORM && trial->problem->direction == ONEPASS_BACKWARD;
+  return !needs_stats || fill_stats(trial);
 }
 
 /* ---- Runs ---- */
 
-static role overwritten_input(const session *session) {
-  return session->check_case->in_place == OVER_DY ? DY : X;
+static role overwritten_input(const trial *trial) {
+  return trial->check_case->in_place == OVER_DY ? DY : X;
 }
 
 /* Outputs full of PATTERN, or of the input they will overwrite; and the operands of the call, which
- * differ from the session's in that the overwritten input is the output. */
-static void reset_outputs(session *session, operand call[ROLES]) {
+ * differ from the trial's in that the overwritten input is the output. */
+static void reset_outputs(trial *trial, operand call[ROLES]) {
   for (role role = X; role < ROLES; role++)
-    if (is_output(session, role))
-      memset(session->operands[role].memory, PATTERN, (size_t)session->operands[role].memory_size);
-  memcpy(call, session->operands, sizeof session->operands);
-  if (session->check_case->in_place == SEPARATE) return;
-  role input = overwritten_input(session);
-  operand *from = &session->operands[input];
-  operand *to = &session->operands[session->problem->direction == ONEPASS_FORWARD ? Y : DX];
+    if (is_output(trial, role))
+      memset(trial->operands[role].memory, PATTERN, (size_t)trial->operands[role].memory_size);
+  memcpy(call, trial->operands, sizeof trial->operands);
+  if (trial->check_case->in_place == SEPARATE) return;
+  role input = overwritten_input(trial);
+  operand *from = &trial->operands[input];
+  operand *to = &trial->operands[trial->problem->direction == ONEPASS_FORWARD ? Y : DX];
   for (int64_t i = 0; i < from->elements; i++)
     memcpy(operand_at(to, i), operand_at(from, i), (size_t)dtype_size(from->dtype));
   call[input] = *to;
 }
 
-static bool run_plan(session *session, const onepass_plan *plan, const operand call[ROLES],
+static bool run_plan(trial *trial, const onepass_plan *plan, const operand call[ROLES],
                      const char *what) {
   int64_t size = (int64_t)onepass_plan_workspace(plan);
   unsigned char *workspace = allocate_bytes(size + GUARD);
-  if (!workspace) return fail(session, "no memory");
+  if (!workspace) return fail(trial, "no memory");
   memset(workspace, PATTERN, (size_t)size + GUARD);
   onepass_buffers buffers = operand_buffers(call);
   onepass_status status = onepass_run(plan, &buffers, size ? workspace : NULL, (size_t)size, NULL);
   bool overrun = false;
   for (int i = 0; i < GUARD; i++) overrun = overrun || workspace[size + i] != PATTERN;
   free(workspace);
-  if (status != ONEPASS_OK) return fail_status(session, what, status);
-  return !overrun || fail(session, "%s: wrote behind its workspace", what);
+  if (status != ONEPASS_OK) return fail_status(trial, what, status);
+  return !overrun || fail(trial, "%s: wrote behind its workspace", what);
 }
 
-static bool run_once(session *session, int32_t level, int32_t threads) {
+static bool run_once(trial *trial, int32_t level, int32_t threads) {
   char what[64];
   snprintf(what, sizeof what, "%s, %" PRId32 " threads", level_name(level), threads);
   operand call[ROLES];
-  reset_outputs(session, call);
+  reset_outputs(trial, call);
   onepass_options options = {.threads = threads, .vector_level = level};
   onepass_plan *plan = NULL;
-  onepass_status status = problem_plan(session->problem, call, &options, &plan);
-  if (status != ONEPASS_OK) return fail_status(session, what, status);
-  bool ran = run_plan(session, plan, call, what);
+  onepass_status status = problem_plan(trial->problem, call, &options, &plan);
+  if (status != ONEPASS_OK) return fail_status(trial, what, status);
+  bool ran = run_plan(trial, plan, call, what);
   onepass_plan_destroy(plan);
   return ran;
 }
@@ -219,9 +219,9 @@ static onepass_status call_helper(const problem *problem, const onepass_tensor *
   }
 }
 
-static bool run_helper(session *session) {
+static bool run_helper(trial *trial) {
   operand call[ROLES];
-  reset_outputs(session, call);
+  reset_outputs(trial, call);
   onepass_tensor tensors[ROLES];
   const onepass_tensor *used[ROLES];
   for (role role = X; role < ROLES; role++) {
@@ -232,85 +232,85 @@ static bool run_helper(session *session) {
     tensors[role].byte_offset = (uint64_t)(call[role].data - call[role].memory);
     if (call[role].compact) tensors[role].strides = NULL;
   }
-  onepass_status status = call_helper(session->problem, used);
-  return status == ONEPASS_OK || fail_status(session, "one call", status);
+  onepass_status status = call_helper(trial->problem, used);
+  return status == ONEPASS_OK || fail_status(trial, "one call", status);
 }
 
 /* ---- Verdicts ---- */
 
-static bool same_bits(session *session, const char *what) {
+static bool same_bits(trial *trial, const char *what) {
   for (role role = X; role < ROLES; role++) {
-    if (!is_output(session, role)) continue;
-    const operand *operand = &session->operands[role];
-    if (memcmp(operand->memory, session->snapshot[role], (size_t)operand->memory_size) != 0)
-      return fail(session, "%s: other bits in %s than the first run", what, role_name(role));
+    if (!is_output(trial, role)) continue;
+    const operand *operand = &trial->operands[role];
+    if (memcmp(operand->memory, trial->snapshot[role], (size_t)operand->memory_size) != 0)
+      return fail(trial, "%s: other bits in %s than the first run", what, role_name(role));
   }
   return true;
 }
 
 /* With the elements themselves set back to PATTERN, all of the memory must be PATTERN. */
-static bool surroundings_untouched(session *session, int32_t level) {
+static bool surroundings_untouched(trial *trial, int32_t level) {
   for (role role = X; role < ROLES; role++) {
-    if (!is_output(session, role)) continue;
-    operand operand = session->operands[role];
+    if (!is_output(trial, role)) continue;
+    operand operand = trial->operands[role];
     for (int64_t i = 0; i < operand.elements; i++)
       memset(operand_at(&operand, i), PATTERN, (size_t)dtype_size(operand.dtype));
     for (int64_t i = 0; i < operand.memory_size; i++)
       if (operand.memory[i] != PATTERN)
-        return fail(session, "%s: wrote outside %s, at byte %" PRId64, level_name(level),
+        return fail(trial, "%s: wrote outside %s, at byte %" PRId64, level_name(level),
                     role_name(role), i - (operand.data - operand.memory));
   }
   return true;
 }
 
-static bool judge_level(session *session, int32_t level) {
-  verdict *verdict = &session->outcome->verdict;
+static bool judge_level(trial *trial, int32_t level) {
+  verdict *verdict = &trial->outcome->verdict;
   int64_t wrong_before = verdict->wrong;
   for (role role = X; role < ROLES; role++)
-    if (is_output(session, role))
-      memcpy(session->snapshot[role], session->operands[role].memory,
-             (size_t)session->operands[role].memory_size);
-  if (!judge(session->problem, session->operands, session->want, ALL_ROLES, verdict))
-    return fail(session, "no memory");
+    if (is_output(trial, role))
+      memcpy(trial->snapshot[role], trial->operands[role].memory,
+             (size_t)trial->operands[role].memory_size);
+  if (!judge(trial->problem, trial->operands, trial->want, ALL_ROLES, verdict))
+    return fail(trial, "no memory");
   if (verdict->wrong > wrong_before)
-    return fail(session,
+    return fail(trial,
                 "%s: %" PRId64 " elements wrong, worst %s[%" PRId64
                 "] = %.17g, expected %.17g "
                 "(%.3g times the bound)",
                 level_name(level), verdict->wrong, role_name(verdict->role), verdict->index,
                 verdict->got, verdict->want, verdict->of_bound);
-  return surroundings_untouched(session, level);
+  return surroundings_untouched(trial, level);
 }
 
-static bool check_level(session *session, int32_t level) {
-  const checker *checker = session->checker;
-  if (!run_once(session, level, checker->threads[0]) || !judge_level(session, level)) return false;
+static bool check_level(trial *trial, int32_t level) {
+  const checker *checker = trial->checker;
+  if (!run_once(trial, level, checker->threads[0]) || !judge_level(trial, level)) return false;
   for (int i = 0; i < checker->thread_count; i++) {
     char what[64];
     snprintf(what, sizeof what, "%s, %" PRId32 " threads", level_name(level), checker->threads[i]);
-    if (!run_once(session, level, checker->threads[i]) || !same_bits(session, what)) return false;
+    if (!run_once(trial, level, checker->threads[i]) || !same_bits(trial, what)) return false;
   }
   return true;
 }
 
-static bool check_session(session *session) {
-  if (!prepare(session)) return false;
-  onepass_status status = run_reference(session->problem, session->operands, 0, session->want);
-  if (status != ONEPASS_OK) return fail_status(session, "reference", status);
-  for (int i = 0; i < session->checker->level_count; i++)
-    if (!check_level(session, session->checker->levels[i])) return false;
-  return run_helper(session) && same_bits(session, "one call");
+static bool check_session(trial *trial) {
+  if (!prepare(trial)) return false;
+  onepass_status status = run_reference(trial->problem, trial->operands, 0, trial->want);
+  if (status != ONEPASS_OK) return fail_status(trial, "reference", status);
+  for (int i = 0; i < trial->checker->level_count; i++)
+    if (!check_level(trial, trial->checker->levels[i])) return false;
+  return run_helper(trial) && same_bits(trial, "one call");
 }
 
 void run_case(const checker *checker, const check_case *check_case, outcome *outcome) {
   memset(outcome, 0, sizeof *outcome);
   outcome->passed = true;
-  session session = {.checker = checker,
-                     .check_case = check_case,
-                     .problem = &check_case->problem,
-                     .outcome = outcome};
-  check_session(&session);
-  for (role role = X; role < ROLES; role++) free(session.snapshot[role]);
-  operands_free(session.want);
-  operands_free(session.operands);
+  trial trial = {.checker = checker,
+                 .check_case = check_case,
+                 .problem = &check_case->problem,
+                 .outcome = outcome};
+  check_session(&trial);
+  for (role role = X; role < ROLES; role++) free(trial.snapshot[role]);
+  operands_free(trial.want);
+  operands_free(trial.operands);
 }
