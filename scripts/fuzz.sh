@@ -28,7 +28,7 @@ cmake --build "$build" --target fuzz_plan -j"$(nproc)"
 
 # The corpus lives in the build folder and grows from run to run.
 mkdir -p "$build/corpus"
-"$build/tests/fuzz_plan" -max_total_time="$seconds" -max_len=1024 -timeout=20 -rss_limit_mb=4096 \
+"$build/tests/fuzz_plan" -seed=1 -runs=200000 -max_total_time="$seconds" -max_len=1024 -timeout=20 -rss_limit_mb=4096 \
   -print_final_stats=1 -artifact_prefix="$build/" "$build/corpus" 2>"$build/fuzz.log" || {
     tail -60 "$build/fuzz.log"
     exit 1

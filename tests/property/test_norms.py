@@ -113,6 +113,8 @@ def test_the_gradient_of_l1_norm_is_the_formulas(case: NormCase) -> None:
     x, dy = got["x"], got["dy"]
     unit = case.dtype.stats.unit
     for row in l1_rows(case):
+        if not row:
+            continue
         xs, gs = [x[i] for i in row], [dy[i] for i in row]
         c = 1 / len(row) if case.mean else 1.0
         d = oracle.total([abs(v) for v in xs]) * c + case.eps
