@@ -69,7 +69,9 @@ typedef enum onepass_status {
   ONEPASS_OVERLAP,           /* an output shares memory with another argument */
   ONEPASS_MISALIGNED,        /* a buffer's address is not a multiple of its element size */
   ONEPASS_BAD_WORKSPACE,     /* workspace NULL, misaligned or smaller than the plan needs */
-  ONEPASS_OUT_OF_MEMORY      /* the host has no memory for a plan or a helper's workspace */
+  ONEPASS_OUT_OF_MEMORY,     /* no memory for a plan, a helper's workspace, or kernels on a GPU */
+  ONEPASS_BAD_STREAM,        /* a stream of another device, or none at all */
+  ONEPASS_CUDA_ERROR         /* the CUDA driver refused; the message has its words */
 } onepass_status;
 
 /* The enumerator's own name, such as "ONEPASS_BAD_AXIS". Never NULL. */
@@ -199,12 +201,28 @@ typedef enum onepass_vector_level {
   ONEPASS_VECTOR_NEON_BF16 = 4 /* NEON with bfloat16 conversions */
 } onepass_vector_level;
 
+/* The ways a GPU may go about a problem; docs/design.md says when each is the best. */
+typedef enum onepass_cuda_kernel {
+  ONEPASS_CUDA_BEST = 0,
+  ONEPASS_CUDA_WARPS = 1,    /* norm: some lanes of a warp hold a row in registers */
+  ONEPASS_CUDA_BLOCKS = 2,   /* norm: a block streams rows through its shared memory */
+  ONEPASS_CUDA_CLUSTERS = 3, /* norm: the blocks of a cluster share each row */
+  ONEPASS_CUDA_GRID = 4,     /* norm: blocks all over the chip share each row */
+  ONEPASS_CUDA_PASSES = 5,   /* norm: rows too long for the chip are read twice */
+  ONEPASS_CUDA_COLUMNS = 6,  /* norm: lanes run across rows whose elements are far apart */
+  ONEPASS_CUDA_STRIDED = 7,  /* norm, pool: any strides, element by element */
+  ONEPASS_CUDA_WINDOWS = 8,  /* pool: dense lines */
+  ONEPASS_CUDA_KERNEL_COUNT
+} onepass_cuda_kernel;
+
 /* How to run, as opposed to what. All zeros, or NULL in place of the struct, is the best choice. */
 typedef struct onepass_options {
   int32_t threads;      /* CPU threads at most; 0: OpenMP's number at the time of planning */
   int32_t vector_level; /* an onepass_vector_level; one this CPU lacks is ONEPASS_BAD_OPTION */
-  int32_t reference; /* nonzero: the plain loops in double that the fast kernels are checked with;
+  int32_t reference;   /* nonzero: the plain loops in double that the fast kernels are checked with;
                         CPU only, slow, and outputs may be f64 whatever the inputs are */
+  int32_t cuda_kernel; /* an onepass_cuda_kernel, to try one where the library would take another;
+                          one that cannot do the problem is ONEPASS_BAD_OPTION */
 } onepass_options;
 
 /* ---- Plan and run ---------------------------------------------------------------------------- */
@@ -235,7 +253,12 @@ ONEPASS_API size_t onepass_plan_workspace(const onepass_plan *plan);
  * place: y over x, and dx over x or dy, at the same address with the same strides; otherwise
  * outputs must not share memory with anything else. workspace is aligned to 64 bytes, at least as
  * large as onepass_plan_workspace says (NULL if that is 0), and not in use by another run at the
- * same time. stream is for CUDA devices and NULL on the CPU. Nothing is allocated. */
+ * same time. Nothing is allocated.
+ *
+ * On a CUDA device buffers and workspace are memory of that device, stream is a CUstream (the same
+ * as a cudaStream_t) of its primary context, NULL being the default stream, and the work is queued
+ * there: onepass_run returns at once and may be captured in a graph. Which device is current does
+ * not matter and is left as it was. On the CPU stream is NULL. */
 ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
                                        void *workspace, size_t workspace_size, void *stream);
 
@@ -243,17 +266,25 @@ ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_b
 typedef struct onepass_plan_info {
   const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
   const char *kernel; /* how: "rows", "split_rows", "columns", "dense_windows", ... */
-  const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference */
-  int32_t threads;    /* how many will work on it */
+  const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference;
+                         "cuda" */
+  int32_t threads;    /* CPU threads that will work on it */
   int64_t bytes;      /* inputs once plus outputs once: what must move */
   size_t workspace;   /* as onepass_plan_workspace */
+  /* CUDA: the launch that does most of the work; all 0 on the CPU. */
+  int64_t grid;     /* blocks */
+  int32_t block;    /* threads in a block */
+  int32_t cluster;  /* blocks in a cluster; 1: no clusters */
+  size_t shared;    /* bytes of dynamic shared memory in a block */
+  int32_t launches; /* kernels and memory fills that one run queues */
 } onepass_plan_info;
 ONEPASS_API onepass_status onepass_plan_describe(const onepass_plan *plan, onepass_plan_info *info);
 
 /* ---- One call -------------------------------------------------------------------------------- */
 
 /* Plan and run on the tensors' own data, with the default options. Workspace, where one is needed,
- * is allocated and freed inside. Optional tensors may be NULL as in onepass_tensors. */
+ * is allocated and freed inside. Optional tensors may be NULL as in onepass_tensors. On a CUDA
+ * device the work is queued on the default stream. */
 
 ONEPASS_API onepass_status onepass_l1_norm(const onepass_tensor *x, int32_t axis,
                                            onepass_reduction reduction, double eps,
@@ -291,6 +322,21 @@ typedef struct onepass_cpu_info {
   const char *build;    /* compiler, thread library and backends this library was built with */
 } onepass_cpu_info;
 ONEPASS_API onepass_status onepass_get_cpu_info(onepass_cpu_info *info);
+
+/* How many CUDA devices there are. If none, or no driver, or a build without CUDA: *count is 0, the
+ * status is ONEPASS_BAD_DEVICE, and the message is "no CUDA device: <reason>". */
+ONEPASS_API onepass_status onepass_get_cuda_count(int32_t *count);
+
+typedef struct onepass_cuda_info {
+  char name[64];
+  int32_t major, minor; /* compute capability; onepass needs 8.0 */
+  int32_t multiprocessors;
+  int32_t driver; /* the CUDA version the driver speaks: 13000 is 13.0 */
+  int64_t memory; /* bytes on the device */
+  int64_t l2;     /* bytes of second-level cache */
+  int64_t shared; /* bytes of shared memory a block may have */
+} onepass_cuda_info;
+ONEPASS_API onepass_status onepass_get_cuda_info(int32_t device, onepass_cuda_info *info);
 
 #ifdef __cplusplus
 }
