@@ -22,21 +22,9 @@ import os
 import statistics
 import sys
 import time
-from ctypes import (
-    POINTER,
-    byref,
-    c_char_p,
-    c_double,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint8,
-    c_uint16,
-    c_uint64,
-    c_void_p,
-)
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 # PyTorch and onepass may bring a thread library each. Idle threads of one must not spin while the
 # other is timed; read when the libraries are loaded.
@@ -44,38 +32,26 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 try:
     import torch
-    import torch.nn.functional as F
 except ImportError as error:
     print(f"compare_cpu: PyTorch cannot be imported ({error}): nothing to compare with")
     sys.exit(0)
 
-OPS = ("l1_norm", "layer_norm", "avg_pool1d")
-DIRECTIONS = ("fwd", "bwd")
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-TOLERANCE = {"f32": 5e-4, "bf16": 8e-3}  # of the largest value, or of 1 if that is larger
-EPS = 1e-5
+from cases import DIRECTIONS, OPS, Case
+from onepass_torch import Call, Plan, load_library
+from operands import (
+    DTYPES,
+    OUTPUTS,
+    TOLERANCE,
+    backward_tensors,
+    difference,
+    exact,
+    forward_tensors,
+    gradients,
+    random_inputs,
+    torch_function,
+)
+
 LEAST_SECONDS = 2e-3  # of one repetition
-ROLES = ("x", "weight", "bias", "y", "mean", "rstd", "dy", "dx", "dweight", "dbias")
-OUTPUTS = {"fwd": ("y", "mean", "rstd"), "bwd": ("dx", "dweight", "dbias")}
-
-Tensors = Dict[str, torch.Tensor]
-Call = Callable[[], Any]
-
-
-class Case(NamedTuple):
-    op: str
-    shape: Tuple[int, ...]
-    axis: int = -1  # l1_norm: the axis; layer_norm: the first normalized one
-    kernel: int = 8
-    stride: int = 1
-    padding: int = 4
-
-    def label(self) -> str:
-        text = "x".join(map(str, self.shape))
-        if self.op == "avg_pool1d":
-            return f"{text} k{self.kernel} s{self.stride} p{self.padding}"
-        return text if self.axis == -1 else f"{text} axis {self.axis}"
-
 
 STANDARD = (
     Case("l1_norm", (1024, 65535)),
@@ -105,185 +81,7 @@ def sweep_cases() -> Iterator[Case]:
         yield Case("avg_pool1d", line, kernel=kernel, stride=stride, padding=padding)
 
 
-# ---- The C interface -----------------------------------------------------------------------------
-
-
-class Device(ctypes.Structure):
-    _fields_ = [("type", c_int32), ("id", c_int32)]
-
-
-class Dtype(ctypes.Structure):
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("device", Device), ("ndim", c_int32), ("dtype", Dtype),
-                ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
-                ("byte_offset", c_uint64)]
-
-
-class CTensors(ctypes.Structure):
-    _fields_ = [(role, POINTER(Tensor)) for role in ROLES]
-
-
-class Buffers(ctypes.Structure):
-    _fields_ = [(role, c_void_p) for role in ROLES]
-
-
-class Norm(ctypes.Structure):
-    _fields_ = [("op", c_int32), ("direction", c_int32), ("axis", c_int32), ("reduction", c_int32),
-                ("eps", c_double)]
-
-
-class Pool(ctypes.Structure):
-    _fields_ = [("op", c_int32), ("direction", c_int32), ("spatial", c_int32),
-                ("kernel", c_int64 * 3), ("stride", c_int64 * 3), ("padding", c_int64 * 3),
-                ("ceil_mode", c_int32), ("count_include_pad", c_int32)]
-
-
-class Options(ctypes.Structure):
-    _fields_ = [("threads", c_int32), ("vector_level", c_int32), ("reference", c_int32)]
-
-
-class PlanInfo(ctypes.Structure):
-    _fields_ = [("op", c_char_p), ("kernel", c_char_p), ("vector", c_char_p), ("threads", c_int32),
-                ("bytes", c_int64), ("workspace", c_size_t)]
-
-
-def load_library(path: Path) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        sys.exit(f"compare_cpu: {error}; build the library with make, or give --library")
-    library.onepass_last_message.restype = c_char_p
-    library.onepass_run.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p]
-    library.onepass_plan_describe.argtypes = [c_void_p, c_void_p]
-    library.onepass_plan_destroy.argtypes = [c_void_p]
-    return library
-
-
-def c_tensor(tensor: torch.Tensor) -> Tensor:
-    code, bits = {torch.float32: (2, 32), torch.bfloat16: (4, 16)}[tensor.dtype]
-    shape = (c_int64 * tensor.dim())(*tensor.shape)
-    return Tensor(None, Device(1, 0), tensor.dim(), Dtype(code, bits, 1), shape, None, 0)
-
-
-class Plan:
-    """One operator on tensors like the given ones, and its workspace."""
-
-    def __init__(self, library: ctypes.CDLL, case: Case, direction: str, tensors: Tensors,
-                 threads: int) -> None:
-        self.library, self.handle, self.info = library, c_void_p(), PlanInfo()
-        back = DIRECTIONS.index(direction)
-        c_tensors = {role: c_tensor(tensor) for role, tensor in tensors.items()}
-        given = CTensors(**{role: ctypes.pointer(tensor) for role, tensor in c_tensors.items()})
-        options = Options(threads, 0, 0)
-        if case.op == "avg_pool1d":
-            description: Any = Pool(0, back, 1, (case.kernel, 1, 1), (case.stride, 1, 1),
-                                    (case.padding, 0, 0), 0, 1)
-            make = library.onepass_plan_pool
-        else:
-            eps = EPS if case.op == "layer_norm" else 0.0
-            description = Norm(OPS.index(case.op), back, case.axis, 0, eps)
-            make = library.onepass_plan_norm
-        self.check(make(byref(self.handle), byref(description), byref(given), byref(options)))
-        self.check(library.onepass_plan_describe(self.handle, byref(self.info)))
-        self.memory = torch.empty(self.info.workspace + 64, dtype=torch.uint8)
-        self.workspace = (self.memory.data_ptr() + 63) // 64 * 64
-
-    def check(self, status: int) -> None:
-        if status != 0:
-            raise RuntimeError(self.library.onepass_last_message().decode())
-
-    def call(self, tensors: Tensors, fresh: Sequence[str] = ()) -> Call:
-        """A call that runs on these tensors, the `fresh` ones allocated anew each time."""
-        buffers = Buffers(**{role: tensor.data_ptr() for role, tensor in tensors.items()})
-        size, nothing = self.info.workspace, c_void_p()
-        run, handle, workspace = self.library.onepass_run, self.handle, c_void_p(self.workspace)
-
-        def run_once() -> None:
-            kept = [torch.empty_like(tensors[role]) for role in fresh]
-            for role, tensor in zip(fresh, kept):
-                setattr(buffers, role, tensor.data_ptr())
-            if run(handle, byref(buffers), workspace, size, nothing) != 0:
-                raise RuntimeError(self.library.onepass_last_message().decode())
-
-        return run_once
-
-    def destroy(self) -> None:
-        self.library.onepass_plan_destroy(self.handle)
-
-
 # ---- One case ------------------------------------------------------------------------------------
-
-
-def torch_forward(case: Case, t: Tensors) -> torch.Tensor:
-    if case.op == "l1_norm":
-        return t["x"] / t["x"].abs().mean(dim=case.axis, keepdim=True)
-    if case.op == "layer_norm":
-        return F.layer_norm(t["x"], t["x"].shape[case.axis:], t["weight"], t["bias"], EPS)
-    return F.avg_pool1d(t["x"], case.kernel, case.stride, case.padding)
-
-
-def random_inputs(case: Case, dtype: torch.dtype) -> Tensors:
-    x = torch.randn(case.shape)
-    x += 0.1 * x.sign()  # near 0 the gradient of l1_norm is a difference of huge numbers
-    tensors = {"x": x.to(dtype)}
-    if case.op == "layer_norm":
-        normalized = case.shape[case.axis:]
-        tensors["weight"] = torch.randn(normalized, dtype=dtype)
-        tensors["bias"] = torch.randn(normalized, dtype=dtype)
-    return tensors
-
-
-def forward_tensors(case: Case, inputs: Tensors) -> Tensors:
-    x = inputs["x"]
-    if case.op == "layer_norm":
-        kept = case.shape[:case.axis] or (1,)
-        saved = {role: torch.empty(kept, dtype=torch.float32) for role in ("mean", "rstd")}
-        return {**inputs, "y": torch.empty_like(x), **saved}
-    if case.op == "l1_norm":
-        return {**inputs, "y": torch.empty_like(x)}
-    pooled = (case.shape[-1] + 2 * case.padding - case.kernel) // case.stride + 1
-    return {**inputs, "y": torch.empty(case.shape[:-1] + (pooled,), dtype=x.dtype)}
-
-
-def backward_tensors(case: Case, forward: Tensors) -> Tensors:
-    tensors = {"dy": torch.randn(forward["y"].shape, dtype=forward["y"].dtype),
-               "dx": torch.empty_like(forward["x"])}
-    if case.op != "avg_pool1d":
-        tensors["x"] = forward["x"]
-    if case.op == "layer_norm":
-        tensors.update({role: forward[role] for role in ("weight", "mean", "rstd")})
-        tensors.update({"dweight": torch.empty_like(forward["weight"]),
-                        "dbias": torch.empty_like(forward["bias"])})
-    return tensors
-
-
-def torch_backward(case: Case, inputs: Tensors, dy: torch.Tensor) -> Call:
-    """Gradients in the order of OUTPUTS. The graph is made once and kept."""
-    leaves = {role: tensor.detach().requires_grad_() for role, tensor in inputs.items()}
-    y = torch_forward(case, leaves)
-    wanted = tuple(leaves.values())
-    return lambda: torch.autograd.grad(y, wanted, dy, retain_graph=True)
-
-
-def exact(case: Case, inputs: Tensors, dy: Optional[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What PyTorch gives in float64: y or, with dy, the gradients."""
-    wide = {role: tensor.double() for role, tensor in inputs.items()}
-    if dy is None:
-        return [torch_forward(case, wide)]
-    return torch_backward(case, wide, dy.double())()
-
-
-def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference over the largest value, or over 1 if that is smaller."""
-    worst, largest = 0.0, 1.0
-    for a, b in zip(actual.flatten().split(1 << 22), expected.flatten().split(1 << 22)):
-        wide = b.double()
-        worst = max(worst, (a.double() - wide).abs().max().item())
-        largest = max(largest, wide.abs().max().item())
-    return worst / largest if math.isfinite(worst) else math.inf
 
 
 class Pair(NamedTuple):
@@ -301,15 +99,16 @@ class Trial:
         self.plans: List[Plan] = []
         self.pairs: List[Pair] = []
         self.difference, self.bytes, self.kernel = 0.0, 0, ""
+        function = torch_function(case)
         for _ in range(2):
             inputs = random_inputs(case, DTYPES[dtype])
             tensors = forward_tensors(case, inputs)
-            theirs: Call = lambda inputs=inputs: torch_forward(case, inputs)  # type: ignore[misc]
+            theirs: Call = partial(function, *inputs.values())
             if direction == "bwd":
                 forward = self.plan(library, case, "fwd", tensors, options.threads)
                 forward.call(tensors)()
                 tensors = backward_tensors(case, tensors)
-                theirs = torch_backward(case, inputs, tensors["dy"])
+                theirs = gradients(function, inputs, tensors["dy"])
             plan = self.plan(library, case, direction, tensors, options.threads)
             self.bytes, self.kernel = plan.info.bytes, plan.info.kernel.decode()
             outputs = [role for role in OUTPUTS[direction] if role in tensors]
@@ -396,6 +195,13 @@ def compare(library: ctypes.CDLL, case: Case, direction: str, dtype: str,
             "outputs": options.outputs, "torch": torch.__version__}
 
 
+def load_library_or_exit(path: Path) -> ctypes.CDLL:
+    try:
+        return load_library(path)
+    except OSError as error:
+        sys.exit(f"compare_cpu: {error}; build the library with make, or give --library")
+
+
 def keep_freed_memory() -> None:
     """Ask glibc not to give freed memory back to the system; elsewhere there is nothing to ask."""
     try:
@@ -454,7 +260,7 @@ def print_worst(lines: List[Dict[str, Any]]) -> None:
 
 def main() -> None:
     options = parse_options()
-    library = load_library(options.library)
+    library = load_library_or_exit(options.library)
     if options.outputs == "reused":
         keep_freed_memory()
     torch.set_num_threads(options.threads)
