@@ -1,0 +1,146 @@
+"""Times of work on a GPU: contenders take turns, each on a cold cache.
+
+A contender is a list of calls that do the same on buffers of their own. They are captured in one
+CUDA graph, so that what is timed is the GPU's work alone, and so that a call of a few microseconds
+is timed together with others. Before each replay, outside the timed region, other data is copied
+through the L2 cache: none of the operands is in it, and half of it waits to be written back, as
+after any operator before this one.
+"""
+
+import math
+import statistics
+import time
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import torch
+
+from onepass_torch import Call
+
+__all__ = ["L2Cache", "Recorder", "Recording", "first_line", "interleave", "wall_microseconds"]
+
+FLUSH_BYTES = 256 << 20  # at least; also long enough to queue the replay behind it meanwhile
+SLEEP_CYCLES = 200_000  # about 100 us: what queueing a call may take Python
+SPREAD = 0.005  # of the median: when it is known well enough
+CLOSE = 1.05  # times that differ less than this are measured as often as is allowed
+
+Times = Dict[str, List[float]]
+
+
+class L2Cache:
+    """What fills the second-level cache with other data."""
+
+    def __init__(self) -> None:
+        size = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
+        self.source = torch.randn(max(FLUSH_BYTES, 3 * size) // 4, device="cuda")
+        self.target = torch.empty_like(self.source)
+
+    def flush(self) -> None:
+        self.target.copy_(self.source)
+
+
+class Recording(NamedTuple):
+    queue: Call  # queues all calls on the current stream
+    calls: int
+    method: str  # "graph", or "queued" with the reason why capturing failed
+
+
+class Recorder:
+    """Captures calls. What the graphs of one recorder allocate shares memory, as they never run at
+    the same time and nobody reads it. The current stream must not be the default one; and as
+    PyTorch runs a backward pass on the stream of its forward pass, it must be the current one in
+    both."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, calls: Sequence[Call]) -> Recording:
+        queue_all(calls)  # compiles, loads kernels and chooses what is chosen once
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            capture(graph, calls, self.pool)
+        except RuntimeError as error:
+            self.pool = torch.cuda.graph_pool_handle()  # the failure may have spoilt the other
+            return Recording(partial(queue_all, calls), len(calls), f"queued: {first_line(error)}")
+        graph.replay()
+        torch.cuda.synchronize()
+        return Recording(graph.replay, len(calls), "graph")
+
+
+def capture(graph: torch.cuda.CUDAGraph, calls: Sequence[Call], pool: Any) -> None:
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        # Results are kept to the end, so that each call allocates its own and none is written over
+        # while still in the cache.
+        results = [call() for call in calls]
+    finally:
+        graph.capture_end()
+    del results
+
+
+def queue_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def interleave(recordings: Dict[str, Recording], cache: L2Cache, least: int, most: int) -> Times:
+    """Microseconds of one call, for each repetition. All take their turn in each, in an order that
+    moves on; at least `least` repetitions, and more until the medians are settled."""
+    names = list(recordings)
+    times: Times = {name: [] for name in names}
+    while not settled(times, least, most):
+        turn = len(times[names[0]]) % len(names)
+        order = names[turn:] + names[:turn]
+        events = {name: queue_timed(recordings[name], cache) for name in order}
+        torch.cuda.synchronize()
+        for name, (start, end) in events.items():
+            times[name].append(start.elapsed_time(end) * 1e3 / recordings[name].calls)
+    return times
+
+
+def queue_timed(recording: Recording, cache: L2Cache) -> Tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if recording.method != "graph":
+        torch.cuda._sleep(SLEEP_CYCLES * recording.calls)  # or Python's time would be measured
+    cache.flush()
+    start.record()
+    recording.queue()
+    end.record()
+    return start, end
+
+
+def settled(times: Times, least: int, most: int) -> bool:
+    count = min(len(values) for values in times.values())
+    if count < least or count >= most:
+        return count >= most
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ours = medians["onepass"]
+    close = any(median < CLOSE * ours for name, median in medians.items()
+                if name not in ("onepass", "copy"))
+    return not close and all(spread(values) < SPREAD for values in times.values())
+
+
+def spread(values: Sequence[float]) -> float:
+    """About the standard error of the median, as a fraction of it."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle / math.sqrt(len(values))
+
+
+def wall_microseconds(calls: Sequence[Call], count: int) -> float:
+    """Of one call among `count` that are queued from Python one after the other, the wait for the
+    last one included. The median of three rounds."""
+    rounds = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for i in range(count):
+            calls[i % len(calls)]()
+        torch.cuda.synchronize()
+        rounds.append((time.perf_counter() - start) * 1e6 / count)
+    return statistics.median(rounds)
