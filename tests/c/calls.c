@@ -64,10 +64,9 @@ static onepass_dtype dtype_of_role(enum role role, onepass_dtype dtype, onepass_
   return role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS ? weight : dtype;
 }
 
-call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dtype, int ndim,
-                    const int64_t *shape, int axis, array_maker maker) {
+/* A call without arrays. */
+static call *describe_call(enum kind kind, int axis) {
   call *c = calloc(1, sizeof *c);
-  int first = axis < 0 ? axis + ndim : axis;
   if (c == NULL) exit(2);
   c->kind = kind;
   c->norm.op =
@@ -82,6 +81,13 @@ call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dt
   c->pool.stride[0] = 2;
   c->pool.padding[0] = 1;
   c->pool.count_include_pad = 1;
+  return c;
+}
+
+call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dtype, int ndim,
+                    const int64_t *shape, int axis, array_maker maker) {
+  call *c = describe_call(kind, axis);
+  int first = axis < 0 ? axis + ndim : axis;
   for (int r = 0; r < ROLES; r++) {
     int64_t role_shape[ONEPASS_MAX_NDIM];
     if (!role_is_used(kind, (enum role)r)) continue;
@@ -95,6 +101,35 @@ call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dt
 
 call *call_new(enum kind kind, onepass_dtype dtype, int ndim, const int64_t *shape, int axis) {
   return call_new_with(kind, dtype, dtype, ndim, shape, axis, make_compact);
+}
+
+static void compact_strides(int ndim, const int64_t *shape, int64_t *strides) {
+  int64_t step = 1;
+  for (int d = ndim - 1; d >= 0; d--) {
+    strides[d] = step;
+    step *= shape[d];
+  }
+}
+
+call *call_new_as(const call_form *form) {
+  call *c = describe_call(form->kind, form->axis);
+  int first = form->axis < 0 ? form->axis + form->ndim : form->axis;
+  if (form->kernel) {
+    c->pool.kernel[0] = form->kernel;
+    c->pool.stride[0] = form->stride;
+    c->pool.padding[0] = form->padding;
+  }
+  for (int r = 0; r < ROLES; r++) {
+    const enum role role = (enum role)r;
+    int64_t shape[ONEPASS_MAX_NDIM], strides[ONEPASS_MAX_NDIM];
+    if (!role_is_used(form->kind, role)) continue;
+    int ndim = shape_of_role(c, role, form->ndim, form->shape, first, shape);
+    compact_strides(ndim, shape, strides);
+    c->role[r] = array_new_strided(dtype_of_role(role, form->dtype, form->weight_dtype), ndim,
+                                   shape, strides, form->shift[r]);
+  }
+  call_fill(c, 1, 0.25, 1);
+  return c;
 }
 
 void call_free(call *c) {

@@ -39,6 +39,19 @@ typedef array *(*array_maker)(enum role role, onepass_dtype dtype, int ndim, con
 call *call_new(enum kind kind, onepass_dtype dtype, int ndim, const int64_t *shape, int axis);
 call *call_new_with(enum kind kind, onepass_dtype dtype, onepass_dtype weight_dtype, int ndim,
                     const int64_t *shape, int axis, array_maker maker);
+
+/* What a call is made of, where that does not say enough. */
+typedef struct call_form {
+  enum kind kind;
+  onepass_dtype dtype, weight_dtype;
+  int ndim;
+  const int64_t *shape; /* x's, or for a pool's backward dx's */
+  int axis;
+  int64_t kernel, stride,
+      padding;          /* of a pool; kernel 0 stands for kernel 3, stride 2, padding 1 */
+  int64_t shift[ROLES]; /* elements from a 64-byte boundary to the first one of each array */
+} call_form;
+call *call_new_as(const call_form *form);
 void call_free(call *c);
 
 /* Gives the inputs new values; the saved statistics of a backward follow x. */

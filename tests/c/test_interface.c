@@ -26,15 +26,25 @@ static void test_every_status_has_its_own_name(void) {
   const struct {
     onepass_status status;
     const char *name;
-  } names[] = {NAME(ONEPASS_OK),           NAME(ONEPASS_NULL_POINTER),
-               NAME(ONEPASS_BAD_OPERATOR), NAME(ONEPASS_BAD_OPTION),
-               NAME(ONEPASS_BAD_DEVICE),   NAME(ONEPASS_BAD_DTYPE),
-               NAME(ONEPASS_BAD_NDIM),     NAME(ONEPASS_BAD_SHAPE),
-               NAME(ONEPASS_BAD_STRIDES),  NAME(ONEPASS_BAD_AXIS),
-               NAME(ONEPASS_BAD_KERNEL),   NAME(ONEPASS_BAD_WINDOW_STRIDE),
-               NAME(ONEPASS_BAD_PADDING),  NAME(ONEPASS_OVERLAP),
-               NAME(ONEPASS_MISALIGNED),   NAME(ONEPASS_BAD_WORKSPACE),
-               NAME(ONEPASS_OUT_OF_MEMORY)};
+  } names[] = {NAME(ONEPASS_OK),
+               NAME(ONEPASS_NULL_POINTER),
+               NAME(ONEPASS_BAD_OPERATOR),
+               NAME(ONEPASS_BAD_OPTION),
+               NAME(ONEPASS_BAD_DEVICE),
+               NAME(ONEPASS_BAD_DTYPE),
+               NAME(ONEPASS_BAD_NDIM),
+               NAME(ONEPASS_BAD_SHAPE),
+               NAME(ONEPASS_BAD_STRIDES),
+               NAME(ONEPASS_BAD_AXIS),
+               NAME(ONEPASS_BAD_KERNEL),
+               NAME(ONEPASS_BAD_WINDOW_STRIDE),
+               NAME(ONEPASS_BAD_PADDING),
+               NAME(ONEPASS_OVERLAP),
+               NAME(ONEPASS_MISALIGNED),
+               NAME(ONEPASS_BAD_WORKSPACE),
+               NAME(ONEPASS_OUT_OF_MEMORY),
+               NAME(ONEPASS_BAD_STREAM),
+               NAME(ONEPASS_CUDA_ERROR)};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     EXPECT_INT(names[i].status, (int)i);
     EXPECT_TEXT(onepass_status_name(names[i].status), names[i].name);

@@ -226,16 +226,15 @@ static void test_tensors_on_different_devices_are_refused(void) {
   }
 }
 
+/* Without any device the message says so (test_cuda_absent); with some, that there are fewer. */
 static void test_a_device_that_is_not_there_is_refused(void) {
   for (int k = 0; k < KINDS; k++) {
     call *c = good_call((enum kind)k);
     for (int r = 0; r < ROLES; r++) {
-      if (c->role[r]) c->role[r]->tensor.device.type = ONEPASS_CUDA;
+      if (c->role[r]) c->role[r]->tensor.device = (onepass_device){ONEPASS_CUDA, 1000};
     }
-    expect_plan_refused(c, kind_name[k], ONEPASS_BAD_DEVICE, NULL, "no CUDA device");
-    expect_helper_refused(c, kind_name[k], ONEPASS_BAD_DEVICE, NULL, "no CUDA device");
-    EXPECT(strncmp(onepass_last_message(), "no CUDA device", 14) == 0, "%s: the message is \"%s\"",
-           kind_name[k], onepass_last_message());
+    expect_plan_refused(c, kind_name[k], ONEPASS_BAD_DEVICE, NULL, NULL);
+    expect_helper_refused(c, kind_name[k], ONEPASS_BAD_DEVICE, NULL, NULL);
     call_free(c);
   }
 }

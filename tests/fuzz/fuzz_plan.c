@@ -2,7 +2,8 @@
  * Any bytes as a description: a status, never a crash. The bytes become a norm or a pool, options
  * and tensors, with small, huge, negative and missing values alike. A plan that is created and
  * whose tensors are small is also run, on buffers of exactly the size it needs, so that
- * AddressSanitizer sees a read or write outside them.
+ * AddressSanitizer sees a read or write outside them. Plans for a GPU, where there is one, are only
+ * made.
  *
  * Most random shapes disagree, so that only the first check would ever be seen. A bit in the bytes
  * therefore makes the tensors fit x first; further bytes then break some fields.
@@ -228,25 +229,42 @@ static void run(const onepass_plan *plan, const part *parts) {
   for (int r = 0; r < ROLES; r++) free(buffers[r]);
 }
 
+/* All tensors on one device, so that more than the check for that is reached. */
+static void put_on_gpu(source *s, part *parts) {
+  const int32_t id = (int32_t)take_likely(s, 0, 2);
+  for (int r = 0; r < ROLES; r++) parts[r].tensor.device = (onepass_device){ONEPASS_CUDA, id};
+}
+
+static int is_on_gpu(const part *parts) {
+  for (int r = 0; r < ROLES; r++) {
+    if (parts[r].present) return parts[r].tensor.device.type == ONEPASS_CUDA;
+  }
+  return 0;
+}
+
 static void plan_and_run(source *s, int is_pool, part *parts, const onepass_norm *norm,
                          const onepass_pool *pool) {
   const onepass_tensor *pointers[ROLES];
   onepass_tensors tensors;
   onepass_plan *plan = (onepass_plan *)(void *)parts;
   onepass_plan_info info;
-  onepass_options options = {0, 0, 0};
+  onepass_options options = {0};
   uint8_t flags = take_byte(s);
   options.threads = flags % 4;
   if (flags >= 0xF0) options.threads = (int32_t)take_int(s);
   if ((flags & 0xF0) == 0xE0) options.vector_level = (int32_t)take_int(s);
   if (flags & 0x20) options.reference = 1;
   if (options.threads > 8) options.threads = -options.threads; /* do not start thousands */
+  if ((flags & 0x0F) == 0x0F) put_on_gpu(s, parts);
+  if ((flags & 0x0F) == 0x0F || (flags & 0xF0) == 0xD0) {
+    options.cuda_kernel = (int32_t)take_likely(s, 0, ONEPASS_CUDA_KERNEL_COUNT);
+  }
   for (int r = 0; r < ROLES; r++) pointers[r] = parts[r].present ? &parts[r].tensor : NULL;
   memcpy(&tensors, pointers, sizeof tensors);
   onepass_status status =
       is_pool ? onepass_plan_pool(&plan, flags == 0xEF ? NULL : pool, &tensors, &options)
               : onepass_plan_norm(&plan, flags == 0xEF ? NULL : norm, &tensors, &options);
-  require(status >= ONEPASS_OK && status <= ONEPASS_OUT_OF_MEMORY, "an unknown status");
+  require(status >= ONEPASS_OK && status <= ONEPASS_CUDA_ERROR, "an unknown status");
   if (status != ONEPASS_OK) {
     require(plan == NULL, "a failed plan is not NULL");
     require(onepass_last_message()[0] != '\0', "a failure without a message");
@@ -254,8 +272,10 @@ static void plan_and_run(source *s, int is_pool, part *parts, const onepass_norm
     return;
   }
   require(onepass_plan_describe(plan, &info) == ONEPASS_OK, "a plan that cannot be described");
-  require(info.bytes >= 0 && info.threads >= 1, "a description that makes no sense");
-  run(plan, parts);
+  require(info.bytes >= 0, "a description that makes no sense");
+  require(is_on_gpu(parts) ? info.grid >= 0 && info.launches >= 0 : info.threads >= 1,
+          "a description that makes no sense");
+  if (!is_on_gpu(parts)) run(plan, parts);
   onepass_plan_destroy(plan);
 }
 

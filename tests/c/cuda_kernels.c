@@ -1,0 +1,115 @@
+/*
+ * Every CUDA kernel, operator, direction and type, once on each of a few small shapes: what
+ * scripts/sanitize_cuda.sh runs under compute-sanitizer, and a test by itself.
+ *
+ *   cuda_kernels [TYPE...]    f32 f64 f16 bf16; all of them when none is named
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include <stdlib.h>
+
+#include "gpu.h"
+
+/* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. */
+static const struct {
+  int ndim;
+  int64_t shape[3];
+  int axis;
+} problems[] = {{2, {3, 1}, 1},    {2, {5, 7}, 1},       {2, {3, 33}, 1},    {2, {4, 128}, 1},
+                {2, {3, 127}, 1},  {2, {300, 24}, 1},    {2, {2, 1025}, 1},  {2, {2, 4095}, 1},
+                {2, {2, 4096}, 1}, {2, {1, 20000}, 1},   {2, {1, 70001}, 1}, {2, {33, 40}, 0},
+                {2, {70, 129}, 0}, {3, {2, 600, 17}, 1}, {3, {3, 4, 65}, -1}};
+
+static const int64_t windows[][3] = {{3, 2, 1}, {8, 1, 4}, {2, 2, 0}, {5, 7, 2}, {40, 1, 20}};
+
+static long runs[ONEPASS_CUDA_KERNEL_COUNT];
+
+static void expect_every_kernel_right(const call_form *form) {
+  call *host = call_new_as(form);
+  call *reference = call_reference(host);
+  gpu_call *g = gpu_call_new(host);
+  for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
+    onepass_plan *plan = gpu_plan(g, kernel);
+    if (plan == NULL) continue;
+    gpu_workspace workspace = gpu_workspace_new(plan);
+    gpu_upload(g, host);
+    EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
+    expect_gpu_right(g, host, reference);
+    EXPECT(gpu_workspace_guards_hold(&workspace), "%s: wrote outside the workspace",
+           gpu_label_of(g).text);
+    gpu_workspace_free(&workspace);
+    onepass_plan_destroy(plan);
+    runs[kernel]++;
+  }
+  gpu_call_free(g);
+  call_free(reference);
+  call_free(host);
+}
+
+/* Aligned, and everything one element off. Half types with a weight of their own type and of f32. */
+static void expect_right_at_any_address(call_form form) {
+  for (int off = 0; off < 2; off++) {
+    for (int r = 0; r < ROLES; r++) form.shift[r] = off;
+    form.weight_dtype = off && dtype_size(form.dtype) == 2 ? ONEPASS_F32 : form.dtype;
+    expect_every_kernel_right(&form);
+  }
+}
+
+static void expect_norms_right(onepass_dtype dtype) {
+  for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
+    for (int k = L1_FORWARD; k <= LAYER_BACKWARD; k++) {
+      expect_right_at_any_address((call_form){.kind = (enum kind)k,
+                                              .dtype = dtype,
+                                              .ndim = problems[p].ndim,
+                                              .shape = problems[p].shape,
+                                              .axis = problems[p].axis});
+    }
+  }
+}
+
+static void expect_pools_right(onepass_dtype dtype) {
+  const int64_t lengths[] = {24, 33, 128, 1025, 4096, 6001};
+  for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+    const int64_t shape[3] = {1, 3, lengths[l]};
+    for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+      for (int k = POOL_FORWARD; k <= POOL_BACKWARD; k++) {
+        expect_right_at_any_address((call_form){.kind = (enum kind)k,
+                                                .dtype = dtype,
+                                                .ndim = 3,
+                                                .shape = shape,
+                                                .axis = -1,
+                                                .kernel = windows[w][0],
+                                                .stride = windows[w][1],
+                                                .padding = windows[w][2]});
+      }
+    }
+  }
+}
+
+static int is_named(onepass_dtype dtype, int count, char **names) {
+  for (int i = 0; i < count; i++) {
+    if (strcmp(names[i], dtype_name(dtype)) == 0) return 1;
+  }
+  return count == 0;
+}
+
+static void expect_every_kernel_ran(void) {
+  for (int kernel = 1; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
+    const int needs_hopper = kernel == ONEPASS_CUDA_CLUSTERS;
+    printf("%-10s %ld runs\n", gpu_kernel_name[kernel], runs[kernel]);
+    if (needs_hopper && gpu_major() < 9) continue;
+    EXPECT(runs[kernel] > 0, "no run of kernel %s", gpu_kernel_name[kernel]);
+  }
+}
+
+int main(int count, char **names) {
+  if (!gpu_open("cuda_kernels")) return EXPECT_SKIPPED;
+  for (int d = 0; d < 4; d++) {
+    if (!is_named(every_dtype[d], count - 1, names + 1)) continue;
+    expect_norms_right(every_dtype[d]);
+    expect_pools_right(every_dtype[d]);
+  }
+  expect_every_kernel_ran();
+  gpu_close();
+  return expect_report("cuda_kernels");
+}
