@@ -12,7 +12,7 @@ DIRECTIONS = ("fwd", "bwd")
 
 LARGEST_SIZE = 10**6  # of the rows and of the columns that are drawn
 LARGEST_TENSOR = 2 << 30  # bytes
-WINDOWS_DRAWN = 6  # for one run: torch.compile compiles anew for every window
+WINDOWS_DRAWN = 5  # for one run: torch.compile compiles anew for every window
 
 
 class Case(NamedTuple):

@@ -93,12 +93,19 @@ def write_json(path: Optional[Path], run: Dict[str, Any]) -> None:
         part.replace(path)
 
 
-def measure_all(options: argparse.Namespace) -> Dict[str, Any]:
-    from gpu_points import Bench  # needs PyTorch and a GPU, which --render does not
+def open_bench(options: argparse.Namespace) -> Any:
+    try:
+        from gpu_points import Bench  # needs PyTorch and a GPU, which --render does not
 
+        return Bench(options.library, options.against, options.seed)
+    except (ImportError, OSError) as missing:
+        sys.exit(f"compare: {missing}")
+
+
+def measure_all(options: argparse.Namespace) -> Dict[str, Any]:
     fixed = [] if options.random_only else selected(fixed_points(), options)
     drawn = selected(random_points(options.random, options.seed), options)
-    with Bench(options.library, options.against, options.seed) as bench:
+    with open_bench(options) as bench:
         run = describe_run(options, bench.machine())
         print(f"{run['machine']}\nseed {options.seed}, {options.random} random shapes")
         print(report.HEADER, flush=True)
@@ -146,8 +153,8 @@ def main() -> int:
         options.markdown.write_text(report.markdown(run, options.plot))
     if options.plot:
         report.draw(run, options.plot)
-    for failure in run["failures"]:
-        print(f"compare: {failure}", file=sys.stderr)
+    if run["failures"]:
+        print(f"compare: {len(run['failures'])} points failed", file=sys.stderr)
     return 1 if run["failures"] else 0
 
 

@@ -18,8 +18,8 @@ from contenders import (
     eager_calls,
     liger_function,
 )
-from gpu_timing import L2Cache, Recorder, Recording, first_line, interleave, wall_microseconds
-from onepass_torch import Call, Plan, load_library
+from gpu_timing import L2Cache, Recorder, Recording, brief, interleave, wall_microseconds
+from onepass_torch import Call, OnepassError, Plan, load_library
 from operands import (
     DTYPES,
     OUTPUTS,
@@ -105,10 +105,13 @@ class Race(NamedTuple):
 
 
 class Bench:
-    """The library, its competitors and the GPU, for as many points as wanted. As a context it makes
-    a stream of its own the current one, since the default one cannot be captured."""
+    """The library, its competitors and the GPU, for as many points as wanted; OSError where library
+    or GPU is missing. As a context it makes a stream of its own the current one, since the default
+    one cannot be captured."""
 
     def __init__(self, library: Path, peers: Sequence[str], seed: int) -> None:
+        if not torch.cuda.is_available():
+            raise OSError("PyTorch finds no CUDA device")
         self.library, self.peers = load_library(library), peers
         torch.manual_seed(seed)
         self.stream = torch.cuda.stream(torch.cuda.Stream())
@@ -134,14 +137,15 @@ class Bench:
 
     def measure(self, point: Point, drawn: bool) -> Line:
         """Raises ValueError if onepass cannot do the point, or does it wrong."""
+        trial: Optional[Trial] = None
         try:
             trial = Trial(self.library, point)
-        except RuntimeError as refusal:
-            raise ValueError(first_line(refusal)) from refusal
-        try:
             return self.measure_trial(trial, drawn)
+        except OnepassError as refusal:
+            raise ValueError(str(refusal)) from refusal
         finally:
-            trial.destroy()
+            if trial:
+                trial.destroy()
             del trial
             torch.cuda.empty_cache()  # the graphs' memory, too
 
@@ -159,7 +163,7 @@ class Bench:
                 race.recordings[name] = recorder.record(calls)
                 race.calls[name] = calls
             except Exception as failure:  # theirs may fail in any way, and is then left out
-                race.notes[name] = f"{type(failure).__name__}: {first_line(failure)}"
+                race.notes[name] = brief(failure)
         return {"set": "random" if drawn else "fixed", **describe_trial(trial),
                 "max_difference": error, "compile": "dynamic" if drawn else "static",
                 **race.run(self.cache, *REPETITIONS["random" if drawn else "fixed"])}

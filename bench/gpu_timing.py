@@ -17,7 +17,7 @@ import torch
 
 from onepass_torch import Call
 
-__all__ = ["L2Cache", "Recorder", "Recording", "first_line", "interleave", "wall_microseconds"]
+__all__ = ["L2Cache", "Recorder", "Recording", "brief", "interleave", "wall_microseconds"]
 
 FLUSH_BYTES = 256 << 20  # at least; also long enough to queue the replay behind it meanwhile
 SLEEP_CYCLES = 200_000  # about 100 us: what queueing a call may take Python
@@ -63,7 +63,7 @@ class Recorder:
             capture(graph, calls, self.pool)
         except RuntimeError as error:
             self.pool = torch.cuda.graph_pool_handle()  # the failure may have spoilt the other
-            return Recording(partial(queue_all, calls), len(calls), f"queued: {first_line(error)}")
+            return Recording(partial(queue_all, calls), len(calls), f"queued: {brief(error)}")
         graph.replay()
         torch.cuda.synchronize()
         return Recording(graph.replay, len(calls), "graph")
@@ -85,8 +85,10 @@ def queue_all(calls: Sequence[Call]) -> None:
         call()
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def brief(error: BaseException) -> str:
+    """The first lines of what may be pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"
 
 
 def interleave(recordings: Dict[str, Recording], cache: L2Cache, least: int, most: int) -> Times:

@@ -21,7 +21,7 @@ import torch
 
 from cases import DIRECTIONS, OPS, Case
 
-__all__ = ["EPS", "Call", "Plan", "Tensors", "load_library"]
+__all__ = ["EPS", "Call", "OnepassError", "Plan", "Tensors", "load_library"]
 
 EPS = 1e-5  # layer_norm's; l1_norm has none here
 ROLES = ("x", "weight", "bias", "y", "mean", "rstd", "dy", "dx", "dweight", "dbias")
@@ -76,6 +76,10 @@ class PlanInfo(ctypes.Structure):
                 ("cluster", c_int32), ("shared", c_size_t), ("launches", c_int32)]
 
 
+class OnepassError(RuntimeError):
+    """What onepass refused, in its own words."""
+
+
 def load_library(path: Path) -> ctypes.CDLL:
     """Raises OSError where there is no such library."""
     library = ctypes.CDLL(str(path))
@@ -123,7 +127,7 @@ class Plan:
 
     def check(self, status: int) -> None:
         if status != 0:
-            raise RuntimeError(f"onepass: {self.library.onepass_last_message().decode()}")
+            raise OnepassError(self.library.onepass_last_message().decode())
 
     def call(self, tensors: Tensors, fresh: Sequence[str] = ()) -> Call:
         """A call that runs on these tensors, the `fresh` ones allocated anew each time; on a GPU on

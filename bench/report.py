@@ -189,18 +189,19 @@ def random_section(run: Run, drawn: Sequence[Line]) -> List[str]:
 
 def omissions(run: Run) -> List[str]:
     """Who was left out somewhere, or was not timed by a graph, and why."""
-    reasons: Dict[str, List[Line]] = {}
+    found: Dict[str, List[str]] = {}  # by what comes before the first two colons
     for line in run["points"]:
-        for peer, note in line["notes"].items():
-            reasons.setdefault(f"{peer} not measured: {note}", []).append(line)
-        for name, how in line["method"].items():
-            if how != "graph":
-                reasons.setdefault(f"{name} {how}", []).append(line)
-    if not reasons:
+        queued = {name: how for name, how in line["method"].items() if how != "graph"}
+        left_out = {name: f"not measured: {note}" for name, note in line["notes"].items()}
+        for name, reason in {**queued, **left_out}.items():
+            kind = f"{name} {':'.join(reason.split(':')[:2])}"
+            found.setdefault(kind, []).append(
+                f"{problem(line)} {line['dtype']} {DIRECTIONS[line['dir']]}: {reason}")
+    if not found:
         return []
     return ["## Left out or measured otherwise", "",
-            *(f"- {reason} ({len(lines)} points, such as {problem(lines[0])} {lines[0]['dtype']} "
-              f"{DIRECTIONS[lines[0]['dir']]})" for reason, lines in reasons.items()), ""]
+            *(f"- {kind}: {len(where)} points. The first: {where[0]}"
+              for kind, where in found.items()), ""]
 
 
 def method(run: Run) -> List[str]:
