@@ -5,6 +5,7 @@
 
 #include "buffers.h"
 #include "cli.h"
+#include "gpu.h"
 #include "measure.h"
 #include "options.h"
 #include "problem.h"
@@ -18,10 +19,11 @@ enum { BOTH_DIRECTIONS = 2, NOT_GIVEN = INT32_MIN, MOST_LINES = 64 };
 
 /* What the command line asks for. */
 typedef struct request {
-  int op, dtype, direction, vector, device;
+  int op, dtype, direction, vector, device, cuda_kernel;
   shape shape;
   int64_t axis, kernel, stride, padding, threads, repetitions;
   bool json, verbose;
+  gpu *gpu; /* NULL: the CPU */
 } request;
 
 /* The lines to be measured, all known to be possible before the first is. */
@@ -37,13 +39,20 @@ typedef struct standard_shape {
   shape shape;
 } standard_shape;
 
-/* f32 tensors of 256 MiB or a little more. */
-static const standard_shape standard_shapes[] = {{OP_L1_NORM, {2, {1024, 65535}}},
-                                                 {OP_LAYER_NORM, {2, {65536, 1024}}},
-                                                 {OP_LAYER_NORM, {4, {16, 64, 256, 256}}},
-                                                 {OP_AVG_POOL1D, {3, {8, 128, 65536}}}};
+enum { STANDARD_SHAPES = 4 };
 
-enum { STANDARD_SHAPES = sizeof standard_shapes / sizeof *standard_shapes };
+/* f32 tensors of 256 MiB or a little more. */
+static const standard_shape standard_shapes[STANDARD_SHAPES] = {
+    {OP_L1_NORM, {2, {1024, 65535}}},
+    {OP_LAYER_NORM, {2, {65536, 1024}}},
+    {OP_LAYER_NORM, {4, {16, 64, 256, 256}}},
+    {OP_AVG_POOL1D, {3, {8, 128, 65536}}}};
+
+/* Up to 8 GiB. */
+static const standard_shape gpu_shapes[STANDARD_SHAPES] = {{OP_L1_NORM, {2, {32768, 65535}}},
+                                                           {OP_LAYER_NORM, {2, {32768, 1024}}},
+                                                           {OP_LAYER_NORM, {4, {16, 64, 256, 256}}},
+                                                           {OP_AVG_POOL1D, {3, {64, 128, 65536}}}};
 
 static problem make_problem(const request *request, op_kind op, onepass_direction direction,
                             int dtype, const shape *shape) {
@@ -79,8 +88,10 @@ static int32_t vector_level(const request *request) {
 static int check_plan(const request *request, const problem *problem) {
   operand operands[ROLES];
   problem_operands(problem, LAYOUT_COMPACT, operands);
+  if (request->gpu) operands_on((onepass_device){ONEPASS_CUDA, request->gpu->device}, operands);
   onepass_options options = {.threads = (int32_t)request->threads,
-                             .vector_level = vector_level(request)};
+                             .vector_level = vector_level(request),
+                             .cuda_kernel = request->cuda_kernel};
   onepass_plan *plan = NULL;
   onepass_plan_info info = {0};
   onepass_status status = problem_plan(problem, operands, &options, &plan);
@@ -96,18 +107,33 @@ static int check_plan(const request *request, const problem *problem) {
                      info.vector);
 }
 
-static int check_memory(const problem *problem) {
+/* What there is: on the host, and on the device where there is one. */
+static memory_need memory_there(const request *request) {
+  return (memory_need){available_memory(), request->gpu ? gpu_available(request->gpu) : 0};
+}
+
+static int lacks_memory(const problem *problem, const char *kind, int64_t bytes,
+                        int64_t available) {
   char text[192], needed[32], there[32];
   format_shape(text, sizeof text, problem->shape, problem->ndim);
-  int64_t bytes = measure_memory(problem), available = available_memory();
-  if (bytes < 0)
-    return usage_error("bench", "--shape %s: too large: its bytes do not fit in 64 bits", text);
-  if (bytes <= available) return 0;
   format_bytes(needed, sizeof needed, (double)bytes);
   format_bytes(there, sizeof there, (double)available);
-  return usage_error("bench", "--shape %s: %s %s %s needs %s of memory, %s is available", text,
+  return usage_error("bench", "--shape %s: %s %s %s needs %s of %s, %s is available", text,
                      op_choices[problem->op], direction_name(problem->direction),
-                     dtype_name(problem->dtype), needed, there);
+                     dtype_name(problem->dtype), needed, kind, there);
+}
+
+static int check_memory(const request *request, const problem *problem) {
+  memory_need need = measure_memory(problem, request->gpu), there = memory_there(request);
+  if (need.host < 0) {
+    char text[192];
+    format_shape(text, sizeof text, problem->shape, problem->ndim);
+    return usage_error("bench", "--shape %s: too large: its bytes do not fit in 64 bits", text);
+  }
+  if (need.device > there.device)
+    return lacks_memory(problem, "device memory", need.device, there.device);
+  if (need.host > there.host) return lacks_memory(problem, "memory", need.host, there.host);
+  return 0;
 }
 
 static int check_axis(const request *request, const problem *problem) {
@@ -134,7 +160,7 @@ static int add_line(const request *request, problem problem, lines *lines) {
     if (status != ONEPASS_OK)
       return usage_error("bench", "%s: %s", op_choices[problem.op], onepass_last_message());
   }
-  failed = check_memory(&problem);
+  failed = check_memory(request, &problem);
   if (!failed) failed = check_plan(request, &problem);
   if (failed) return failed;
   lines->problems[lines->count++] = problem;
@@ -144,11 +170,12 @@ static int add_line(const request *request, problem problem, lines *lines) {
 /* Halve the first size until the lines fit into half of the memory. */
 static shape shape_that_fits(const request *request, const standard_shape *standard, int dtype) {
   shape shape = standard->shape;
-  int64_t budget = available_memory() / 2;
+  memory_need there = memory_there(request);
   for (; shape.sizes[0] > 1; shape.sizes[0] /= 2) {
     problem problem = make_problem(request, standard->op, ONEPASS_BACKWARD, dtype, &shape);
     problem.pooled = shape.sizes[shape.ndim - 1] + 1;
-    if (measure_memory(&problem) <= budget) break;
+    memory_need need = measure_memory(&problem, request->gpu);
+    if (need.host <= there.host / 2 && need.device <= there.device / 2) break;
   }
   return shape;
 }
@@ -166,9 +193,10 @@ static int add_shape(const request *request, op_kind op, const shape *shape, int
 
 static int add_op(const request *request, op_kind op, int dtype, lines *lines) {
   if (request->shape.ndim) return add_shape(request, op, &request->shape, dtype, lines);
+  const standard_shape *shapes = request->gpu ? gpu_shapes : standard_shapes;
   for (int i = 0; i < STANDARD_SHAPES; i++) {
-    if (standard_shapes[i].op != op) continue;
-    shape shape = shape_that_fits(request, &standard_shapes[i], dtype);
+    if (shapes[i].op != op) continue;
+    shape shape = shape_that_fits(request, &shapes[i], dtype);
     int failed = add_shape(request, op, &shape, dtype, lines);
     if (failed) return failed;
   }
@@ -204,6 +232,15 @@ static void format_time(char *text, size_t size, double seconds) {
     snprintf(text, size, "%.2f ms", seconds * 1e3);
 }
 
+static void print_launch_json(json *json, const measurement *measured) {
+  json_integer(json, "grid", measured->plan.grid);
+  json_integer(json, "block", measured->plan.block);
+  json_integer(json, "cluster", measured->plan.cluster);
+  json_integer(json, "shared", (int64_t)measured->plan.shared);
+  json_integer(json, "launches", measured->plan.launches);
+  json_number(json, "host_us", measured->host_seconds * 1e6);
+}
+
 static void print_json(const request *request, const problem *problem,
                        const measurement *measured) {
   json json;
@@ -219,7 +256,7 @@ static void print_json(const request *request, const problem *problem,
   } else {
     json_integer(&json, "axis", problem->axis - problem->ndim);
   }
-  json_text(&json, "device", "cpu");
+  json_text(&json, "device", device_choices[request->device]);
   json_integer(&json, "threads", request->threads);
   json_number(&json, "ms", measured->seconds * 1e3);
   json_number(&json, "gbps", (double)measured->plan.bytes / measured->seconds / 1e9);
@@ -234,65 +271,127 @@ static void print_json(const request *request, const problem *problem,
   json_text(&json, "vector", measured->plan.vector);
   json_integer(&json, "threads_used", measured->plan.threads);
   json_integer(&json, "workspace", (int64_t)measured->plan.workspace);
+  if (request->gpu) print_launch_json(&json, measured);
   json_end(&json);
 }
 
+enum { PLAIN_COLUMNS = 9, MOST_COLUMNS = 18 };
+
 typedef struct table {
-  column columns[14];
+  column columns[MOST_COLUMNS];
   int count;
 } table;
 
+static const column plain_columns[PLAIN_COLUMNS] = {
+    {"op", 10, false},   {"dir", 3, false},    {"dtype", 5, false},
+    {"shape", 5, false}, {"over", 4, false},   {"time", 10, true},
+    {"GB/s", 6, true},   {"of copy", 7, true}, {"max err", 7, true}};
+
+/* What -v adds. */
+static const column cpu_columns[] = {
+    {"kernel", 14, false}, {"vector", 6, false}, {"threads", 7, true}, {"workspace", 9, true}};
+static const column gpu_columns[] = {
+    {"kernel", 8, false}, {"grid", 6, true},      {"block", 5, true},    {"cluster", 7, true},
+    {"shared", 9, true},  {"workspace", 9, true}, {"launches", 8, true}, {"host", 7, true}};
+
+enum {
+  CPU_COLUMNS = sizeof cpu_columns / sizeof *cpu_columns,
+  GPU_COLUMNS = sizeof gpu_columns / sizeof *gpu_columns
+};
+
+static void widen(column *column, const char *text) {
+  if ((int)strlen(text) > column->width) column->width = (int)strlen(text);
+}
+
 static table make_table(const request *request, const lines *lines) {
-  table table = {{{"op", 10, false},
-                  {"dir", 3, false},
-                  {"dtype", 5, false},
-                  {"shape", 5, false},
-                  {"over", 4, false},
-                  {"time", 10, true},
-                  {"GB/s", 6, true},
-                  {"of copy", 7, true},
-                  {"max err", 7, true},
-                  {"kernel", 14, false},
-                  {"vector", 6, false},
-                  {"threads", 7, true},
-                  {"workspace", 9, true}},
-                 request->verbose ? 13 : 9};
+  table table = {.count = PLAIN_COLUMNS};
+  memcpy(table.columns, plain_columns, sizeof plain_columns);
+  if (request->verbose) {
+    bool gpu = request->gpu;
+    memcpy(table.columns + PLAIN_COLUMNS, gpu ? gpu_columns : cpu_columns,
+           gpu ? sizeof gpu_columns : sizeof cpu_columns);
+    table.count += gpu ? GPU_COLUMNS : CPU_COLUMNS;
+  }
   for (int i = 0; i < lines->count; i++) {
     char shape[192], arguments[80];
     format_shape(shape, sizeof shape, lines->problems[i].shape, lines->problems[i].ndim);
     format_arguments(arguments, sizeof arguments, &lines->problems[i]);
-    if ((int)strlen(shape) > table.columns[3].width) table.columns[3].width = (int)strlen(shape);
-    if ((int)strlen(arguments) > table.columns[4].width)
-      table.columns[4].width = (int)strlen(arguments);
+    widen(&table.columns[3], shape);
+    widen(&table.columns[4], arguments);
   }
   return table;
 }
 
-static void print_line(const table *table, const problem *problem, const measurement *measured) {
-  char shape[192], arguments[80], time[32], speed[32], of_copy[32], error[32], threads[16];
-  char workspace[32];
-  format_shape(shape, sizeof shape, problem->shape, problem->ndim);
-  format_arguments(arguments, sizeof arguments, problem);
-  format_time(time, sizeof time, measured->seconds);
-  snprintf(speed, sizeof speed, "%.1f", (double)measured->plan.bytes / measured->seconds / 1e9);
-  snprintf(of_copy, sizeof of_copy, "%.2f", measured->copy_seconds / measured->seconds);
-  snprintf(error, sizeof error, "%.1e", measured->verdict.relative);
-  snprintf(threads, sizeof threads, "%" PRId32, measured->plan.threads);
-  format_bytes(workspace, sizeof workspace, (double)measured->plan.workspace);
-  const char *const cells[] = {op_choices[problem->op],
-                               direction_name(problem->direction),
-                               dtype_name(problem->dtype),
-                               shape,
-                               arguments,
-                               time,
-                               speed,
-                               of_copy,
-                               error,
-                               measured->plan.kernel,
-                               measured->plan.vector,
-                               threads,
-                               workspace};
-  table_row(table->columns, table->count, cells);
+typedef struct cell {
+  char text[192];
+} cell;
+
+static cell number_cell(int64_t number) {
+  cell cell;
+  snprintf(cell.text, sizeof cell.text, "%" PRId64, number);
+  return cell;
+}
+
+static cell bytes_cell(size_t bytes) {
+  cell cell;
+  format_bytes(cell.text, sizeof cell.text, (double)bytes);
+  return cell;
+}
+
+static cell text_cell(const char *text) {
+  cell cell;
+  snprintf(cell.text, sizeof cell.text, "%s", text);
+  return cell;
+}
+
+static cell time_cell(double seconds) {
+  cell cell;
+  format_time(cell.text, sizeof cell.text, seconds);
+  return cell;
+}
+
+static void plain_cells(cell *cells, const problem *problem, const measurement *measured) {
+  cells[0] = text_cell(op_choices[problem->op]);
+  cells[1] = text_cell(direction_name(problem->direction));
+  cells[2] = text_cell(dtype_name(problem->dtype));
+  format_shape(cells[3].text, sizeof cells[3].text, problem->shape, problem->ndim);
+  format_arguments(cells[4].text, sizeof cells[4].text, problem);
+  cells[5] = time_cell(measured->seconds);
+  snprintf(cells[6].text, sizeof cells[6].text, "%.1f",
+           (double)measured->plan.bytes / measured->seconds / 1e9);
+  snprintf(cells[7].text, sizeof cells[7].text, "%.2f", measured->copy_seconds / measured->seconds);
+  snprintf(cells[8].text, sizeof cells[8].text, "%.1e", measured->verdict.relative);
+}
+
+static void cpu_cells(cell *cells, const onepass_plan_info *plan) {
+  cells[0] = text_cell(plan->kernel);
+  cells[1] = text_cell(plan->vector);
+  cells[2] = number_cell(plan->threads);
+  cells[3] = bytes_cell(plan->workspace);
+}
+
+static void gpu_cells(cell *cells, const onepass_plan_info *plan, double host_seconds) {
+  cells[0] = text_cell(plan->kernel);
+  cells[1] = number_cell(plan->grid);
+  cells[2] = number_cell(plan->block);
+  cells[3] = number_cell(plan->cluster);
+  cells[4] = bytes_cell(plan->shared);
+  cells[5] = bytes_cell(plan->workspace);
+  cells[6] = number_cell(plan->launches);
+  cells[7] = time_cell(host_seconds);
+}
+
+static void print_line(const table *table, const request *request, const problem *problem,
+                       const measurement *measured) {
+  cell cells[MOST_COLUMNS];
+  const char *texts[MOST_COLUMNS];
+  plain_cells(cells, problem, measured);
+  if (request->gpu)
+    gpu_cells(cells + PLAIN_COLUMNS, &measured->plan, measured->host_seconds);
+  else
+    cpu_cells(cells + PLAIN_COLUMNS, &measured->plan);
+  for (int i = 0; i < table->count; i++) texts[i] = cells[i].text;
+  table_row(table->columns, table->count, texts);
 }
 
 static void print_wrong(const verdict *verdict) {
@@ -323,7 +422,7 @@ static int measure_lines(const request *request, const measure_options *options,
     if (request->json)
       print_json(request, problem, &measured);
     else
-      print_line(&table, problem, &measured);
+      print_line(&table, request, problem, &measured);
     if (measured.verdict.wrong == 0) continue;
     if (!request->json) print_wrong(&measured.verdict);
     status = EXIT_OFF;
@@ -349,20 +448,57 @@ static int check_request(const request *request) {
     format_shape(text, sizeof text, request->shape.sizes, request->shape.ndim);
     return usage_error("bench", "--shape %s: nothing to time in an empty tensor", text);
   }
-  return require_device("bench", request->device);
+  return 0;
+}
+
+/* Options that say nothing about the device, once that is known. */
+static int check_device_options(const request *request) {
+  if (request->device == DEVICE_CUDA && request->vector)
+    return usage_error("bench", "--vector %s is for the CPU; add --device cpu",
+                       vector_choices[request->vector]);
+  if (request->device == DEVICE_CPU && request->cuda_kernel)
+    return usage_error("bench", "--cuda-kernel %s is for --device cuda, not for the CPU",
+                       cuda_kernel_choices[request->cuda_kernel]);
+  return 0;
+}
+
+/* More than the last cache holds, several times over, where a GPU's is not one for everything. */
+static int find_rotation(const request *request, int64_t last_cache, int64_t *rotation) {
+  onepass_cuda_info info;
+  *rotation = 2 * last_cache;
+  if (!request->gpu) return 0;
+  if (onepass_get_cuda_info(request->gpu->device, &info) != ONEPASS_OK)
+    return usage_error("bench", "%s", onepass_last_message());
+  *rotation = 3 * info.l2;
+  return 0;
 }
 
 static int bench(request *request) {
   onepass_cpu_info cpu;
+  int64_t rotation;
   if (onepass_get_cpu_info(&cpu) != ONEPASS_OK)
     return usage_error("bench", "%s", onepass_last_message());
   if (request->threads == 0) request->threads = cpu.threads;
   lines lines = {.count = 0};
-  int failed = collect_lines(request, &lines);
+  int failed = find_rotation(request, cpu.last, &rotation);
+  if (!failed) failed = collect_lines(request, &lines);
   if (failed) return failed;
-  measure_options options = {(int32_t)request->threads, vector_level(request), request->repetitions,
-                             cpu.last};
+  measure_options options = {.gpu = request->gpu,
+                             .threads = (int32_t)request->threads,
+                             .vector_level = vector_level(request),
+                             .cuda_kernel = request->cuda_kernel,
+                             .repetitions = request->repetitions,
+                             .rotation = rotation};
   return measure_lines(request, &options, &lines);
+}
+
+static int bench_on_gpu(request *request) {
+  gpu gpu;
+  if (!gpu_open(&gpu, 0)) return usage_error("bench", "--device cuda: %s", gpu.reason);
+  request->gpu = &gpu;
+  int status = bench(request);
+  gpu_close(&gpu);
+  return status;
 }
 
 int run_bench(int count, char **arguments) {
@@ -386,6 +522,7 @@ int run_bench(int count, char **arguments) {
       {"--threads", OPTION_NUMBER, &request.threads, 1, 1024, NULL},
       {"--vector", OPTION_CHOICE, &request.vector, 0, 0, vector_choices},
       {"--device", OPTION_CHOICE, &request.device, 0, 0, device_choices},
+      {"--cuda-kernel", OPTION_CHOICE, &request.cuda_kernel, 0, 0, cuda_kernel_choices},
       {"--reps", OPTION_NUMBER, &request.repetitions, 1, 2000, NULL},
       {"--json", OPTION_FLAG, &request.json, 0, 0, NULL},
       {"-v", OPTION_FLAG, &request.verbose, 0, 0, NULL},
@@ -397,5 +534,8 @@ int run_bench(int count, char **arguments) {
     return EXIT_FINE;
   }
   failed = check_request(&request);
-  return failed ? failed : bench(&request);
+  if (!failed) failed = choose_device("bench", &request.device);
+  if (!failed) failed = check_device_options(&request);
+  if (failed) return failed;
+  return request.device == DEVICE_CUDA ? bench_on_gpu(&request) : bench(&request);
 }

@@ -1,17 +1,26 @@
 #define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
 #include <onepass.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "buffers.h"
 #include "check_cases.h"
 #include "check_run.h"
 #include "cli.h"
+#include "gpu.h"
 #include "options.h"
+#include "parallel.h"
 #include "table.h"
 
-enum { MOST_FAILURES_SHOWN = 20 };
+enum {
+  MOST_FAILURES_SHOWN = 20,
+  MOST_KERNELS = 32,
+  BATCH = 256,             /* cases that workers share on a GPU before their results are shown */
+  LARGE_ELEMENTS = 1 << 23 /* a case of so many has the memory of the machine to itself */
+};
 
 /* What the command line asks for. */
 typedef struct request {
@@ -27,11 +36,27 @@ typedef struct group {
   double of_bound, relative, absolute;
 } group;
 
+/* The cases that ran with one of a GPU's kernels: a line of the second table. */
+typedef struct kernel_line {
+  const char *name;
+  int64_t cases, failed;
+  int64_t chosen; /* by the library itself */
+  int64_t latest; /* the last case counted */
+  double of_bound;
+} kernel_line;
+
 typedef struct run {
   const request *request;
   effort effort;
   checker checker;
+  bool cuda;
+  int32_t workers; /* threads that run cases at the same time: 1 on the CPU */
+  check_case *list;
+  int64_t listed;
   group group;
+  kernel_line kernels[MOST_KERNELS];
+  int kernel_count;
+  int64_t reached[ONEPASS_CUDA_KERNEL_COUNT]; /* cases that each kernel was asked to do, and did */
   int64_t cases, failed;
   bool header_shown;
 } run;
@@ -116,7 +141,8 @@ static void describe_command(char *text, size_t size, const run *run, int64_t nu
   char threads[32] = "";
   if (run->request->threads)
     snprintf(threads, sizeof threads, " --threads %" PRId64, run->request->threads);
-  snprintf(text, size, "onepass check%s%s --seed %" PRId64 " --case %" PRId64,
+  snprintf(text, size, "onepass check --device %s%s%s --seed %" PRId64 " --case %" PRId64,
+           device_choices[run->request->device],
            run->effort == EFFORT_QUICK  ? " --quick"
            : run->effort == EFFORT_FULL ? " --full"
                                         : "",
@@ -155,6 +181,75 @@ static void print_failure(const run *run, const check_case *check_case, const ch
   fflush(stdout);
 }
 
+/* ---- The kernels of a GPU ---- */
+
+static kernel_line *line_of(run *run, const char *name) {
+  for (int i = 0; i < run->kernel_count; i++)
+    if (strcmp(run->kernels[i].name, name) == 0) return &run->kernels[i];
+  if (run->kernel_count == MOST_KERNELS) return &run->kernels[MOST_KERNELS - 1];
+  run->kernels[run->kernel_count].name = name;
+  return &run->kernels[run->kernel_count++];
+}
+
+static void add_kernels(run *run, const outcome *outcome) {
+  for (int i = 0; i < outcome->kernel_count; i++) {
+    const kernel_run *found = &outcome->kernels[i];
+    kernel_line *line = line_of(run, found->name);
+    line->cases += line->latest != run->cases; /* asked for and chosen, a kernel has two runs */
+    line->latest = run->cases;
+    line->chosen += found->asked == ONEPASS_CUDA_BEST;
+    line->failed += !found->passed;
+    if (found->of_bound > line->of_bound) line->of_bound = found->of_bound;
+    run->reached[found->asked]++;
+  }
+}
+
+static void print_kernel(const run *run, const kernel_line *line) {
+  static const column columns[] = {{"kernel", 10, false},
+                                   {"cases", 6, true},
+                                   {"chosen", 6, true},
+                                   {"worst", 6, true},
+                                   {"", 6, false}};
+  if (run->request->json) {
+    json json;
+    json_begin(&json);
+    json_text(&json, "kernel", line->name);
+    json_integer(&json, "cases", line->cases);
+    json_integer(&json, "chosen", line->chosen);
+    json_integer(&json, "failed", line->failed);
+    json_number(&json, "worst_of_bound", line->of_bound);
+    json_flag(&json, "ok", line->failed == 0);
+    json_end(&json);
+    return;
+  }
+  if (line == run->kernels) {
+    putchar('\n');
+    table_row(columns, 5, NULL);
+  }
+  char cases[24], chosen[24], of_bound[24];
+  snprintf(cases, sizeof cases, "%" PRId64, line->cases);
+  snprintf(chosen, sizeof chosen, "%" PRId64, line->chosen);
+  snprintf(of_bound, sizeof of_bound, "%.2f", line->of_bound);
+  const char *const cells[] = {line->name, cases, chosen, of_bound, line->failed ? "FAIL" : "ok"};
+  table_row(columns, 5, cells);
+}
+
+/* The whole list takes every kernel the device has. Returns how many it did not, and names them. */
+static int name_unreached(const run *run, char *text, size_t size) {
+  onepass_cuda_info info;
+  int missing = 0;
+  text[0] = '\0';
+  bool whole = run->request->op == OP_COUNT && run->request->number < 0;
+  if (!run->cuda || !whole || onepass_get_cuda_info(0, &info) != ONEPASS_OK) return 0;
+  for (int kernel = ONEPASS_CUDA_BEST + 1; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
+    bool there = kernel != ONEPASS_CUDA_CLUSTERS || info.major >= 9;
+    if (!there || run->reached[kernel] > 0) continue;
+    size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s", missing++ ? ", " : "", cuda_kernel_choices[kernel]);
+  }
+  return missing;
+}
+
 /* ---- Cases ---- */
 
 static bool wanted(const request *request, const check_case *check_case) {
@@ -175,55 +270,153 @@ static void add_to_group(group *group, const check_case *check_case, const outco
   if (verdict->absolute > group->absolute) group->absolute = verdict->absolute;
 }
 
-static void visit(void *context, const check_case *check_case) {
-  run *run = context;
-  if (!wanted(run->request, check_case)) return;
+static void record(run *run, const check_case *check_case, const outcome *outcome) {
   if (!same_group(&run->group.problem, &check_case->problem)) finish_group(run);
-  if (run->cases % 64 == 0)
-    progress("check: %s %s %s, %" PRId64 " cases done", op_choices[check_case->problem.op],
-             direction_name(check_case->problem.direction), dtype_name(check_case->problem.dtype),
-             run->cases);
-  outcome outcome;
-  run_case(&run->checker, check_case, &outcome);
-  add_to_group(&run->group, check_case, &outcome);
   run->cases++;
-  if (outcome.passed) return;
+  add_to_group(&run->group, check_case, outcome);
+  add_kernels(run, outcome);
+  if (outcome->passed) return;
   run->failed++;
-  if (run->failed <= MOST_FAILURES_SHOWN) print_failure(run, check_case, outcome.reason);
+  if (run->failed <= MOST_FAILURES_SHOWN) print_failure(run, check_case, outcome->reason);
 }
 
-static void print_summary(const run *run, double seconds) {
+/* A few cases of the list, which the workers take one by one. */
+typedef struct batch {
+  const run *run;
+  const check_case *cases;
+  outcome *outcomes;
+  int64_t count;
+  atomic_llong *taken;
+} batch;
+
+static void work(const void *context, int64_t first, int64_t last) {
+  const batch *batch = context;
+  gpu gpu;
+  bool opened = !batch->run->cuda || gpu_open(&gpu, 0);
+  (void)first, (void)last;
+  for (int64_t i = atomic_fetch_add(batch->taken, 1); i < batch->count;
+       i = atomic_fetch_add(batch->taken, 1)) {
+    outcome *outcome = &batch->outcomes[i];
+    if (opened) {
+      run_case(&batch->run->checker, &batch->cases[i], batch->run->cuda ? &gpu : NULL, outcome);
+      continue;
+    }
+    memset(outcome, 0, sizeof *outcome);
+    snprintf(outcome->reason, sizeof outcome->reason, "opening the device: %s", gpu.reason);
+  }
+  if (batch->run->cuda && opened) gpu_close(&gpu);
+}
+
+static bool is_large(const check_case *check_case) {
+  int64_t elements = 1;
+  for (int32_t i = 0; i < check_case->problem.ndim; i++) elements *= check_case->problem.shape[i];
+  return elements >= LARGE_ELEMENTS;
+}
+
+/* How many cases from this one on are run at the same time. */
+static int64_t batch_size(const run *run, int64_t first) {
+  int64_t most = run->workers > 1 && !is_large(&run->list[first]) ? BATCH : 1, size = 1;
+  while (size < most && first + size < run->listed && !is_large(&run->list[first + size])) size++;
+  return size;
+}
+
+static bool run_list(run *run) {
+  outcome *outcomes = calloc(BATCH, sizeof *outcomes);
+  if (!outcomes) return false;
+  for (int64_t first = 0, shown = -1; first < run->listed;) {
+    const check_case *cases = run->list + first;
+    if (first / 64 > shown)
+      progress("check: %s %s %s, %" PRId64 " cases done", op_choices[cases->problem.op],
+               direction_name(cases->problem.direction), dtype_name(cases->problem.dtype), first);
+    shown = first / 64;
+    atomic_llong taken = 0;
+    batch batch = {run, cases, outcomes, batch_size(run, first), &taken};
+    int32_t workers = batch.count < run->workers ? (int32_t)batch.count : run->workers;
+    parallel_for(workers, workers, work, &batch);
+    for (int64_t i = 0; i < batch.count; i++) record(run, &cases[i], &outcomes[i]);
+    first += batch.count;
+  }
+  free(outcomes);
+  return true;
+}
+
+/* Counts the cases, and keeps them once there is a list to keep them in. */
+static void collect(void *context, const check_case *check_case) {
+  run *run = context;
+  if (!wanted(run->request, check_case)) return;
+  if (run->list) run->list[run->listed] = *check_case;
+  run->listed++;
+}
+
+static bool make_list(run *run) {
+  visit_cases(run->effort, run->cuda, collect, run);
+  run->list = calloc((size_t)run->listed + 1, sizeof *run->list);
+  run->listed = 0;
+  if (run->list) visit_cases(run->effort, run->cuda, collect, run);
+  return run->list != NULL;
+}
+
+static void print_summary(const run *run, const char *unreached, double seconds) {
   if (run->request->json) {
     json json;
     json_begin(&json);
     json_integer(&json, "passed", run->cases - run->failed);
     json_integer(&json, "failed", run->failed);
+    if (run->cuda) json_text(&json, "unreached", unreached);
     json_number(&json, "seconds", seconds);
     json_end(&json);
     return;
   }
   if (run->failed > MOST_FAILURES_SHOWN)
     printf("%" PRId64 " more failed and are not shown\n", run->failed - MOST_FAILURES_SHOWN);
+  if (unreached[0]) printf("FAIL: no case was done by: %s\n", unreached);
   printf("%" PRId64 " cases passed, %" PRId64 " failed (%.1f s)\n", run->cases - run->failed,
          run->failed, seconds);
 }
 
-static int check_all(const request *request) {
-  run run = {.request = request};
-  run.effort = request->quick ? EFFORT_QUICK : request->full ? EFFORT_FULL : EFFORT_NORMAL;
-  run.checker = (checker){.seed = (uint64_t)request->seed, .threads = {1, 2, 3}, .thread_count = 3};
-  if (request->threads) {
-    run.checker.threads[1] = (int32_t)request->threads;
-    run.checker.thread_count = 2;
-  }
-  find_levels(&run.checker);
+static int finish(run *run, double seconds) {
+  char unreached[128];
+  finish_group(run);
+  for (int i = 0; i < run->kernel_count; i++) print_kernel(run, &run->kernels[i]);
+  int missing = name_unreached(run, unreached, sizeof unreached);
+  print_summary(run, unreached, seconds);
+  return run->failed || missing ? EXIT_OFF : EXIT_FINE;
+}
+
+/* On the CPU a case is run with several numbers of threads, one case at a time. On a GPU it is the
+ * reference that takes the time, so that as many cases are run at once as there are threads. */
+static int set_threads(run *run) {
+  const request *request = run->request;
+  onepass_cpu_info cpu;
+  if (onepass_get_cpu_info(&cpu) != ONEPASS_OK)
+    return usage_error("check", "%s", onepass_last_message());
+  run->workers = !run->cuda ? 1 : request->threads ? (int32_t)request->threads : cpu.threads;
+  run->checker.threads[0] = 1;
+  run->checker.threads[1] = !run->cuda && request->threads ? (int32_t)request->threads : 2;
+  run->checker.threads[2] = 3;
+  run->checker.thread_count = run->cuda ? 1 : request->threads ? 2 : 3;
+  return 0;
+}
+
+static int check_list(run *run) {
   double start = seconds_now();
-  visit_cases(run.effort, visit, &run);
-  finish_group(&run);
-  if (run.cases == 0)
-    return usage_error("check", "--case %" PRId64 ": the list has no such case", request->number);
-  print_summary(&run, seconds_now() - start);
-  return run.failed ? EXIT_OFF : EXIT_FINE;
+  if (!make_list(run) || !run_list(run)) return usage_error("check", "not enough memory");
+  if (run->cases == 0)
+    return usage_error("check", "--case %" PRId64 ": the list has no such case",
+                       run->request->number);
+  return finish(run, seconds_now() - start);
+}
+
+static int check_all(const request *request) {
+  run run = {.request = request, .cuda = request->device == DEVICE_CUDA};
+  run.effort = request->quick ? EFFORT_QUICK : request->full ? EFFORT_FULL : EFFORT_NORMAL;
+  run.checker.seed = (uint64_t)request->seed;
+  int failed = set_threads(&run);
+  if (failed) return failed;
+  find_levels(&run.checker);
+  int status = check_list(&run);
+  free(run.list);
+  return status;
 }
 
 int run_check(int count, char **arguments) {
@@ -246,6 +439,6 @@ int run_check(int count, char **arguments) {
   }
   if (request.quick && request.full)
     return usage_error("check", "--quick and --full exclude each other");
-  failed = require_device("check", request.device);
+  failed = choose_device("check", &request.device);
   return failed ? failed : check_all(&request);
 }

@@ -25,6 +25,7 @@ typedef struct shape_row {
 /* Where the list is: the effort, and the operator, direction and type that all cases now have. */
 typedef struct list {
   effort effort;
+  bool cuda;
   case_visitor visit;
   void *context;
   int64_t number;
@@ -184,6 +185,100 @@ static void add_large_norms(list *list) {
     }
 }
 
+/* ---- Norms on a GPU ---- */
+
+/* Around the powers of two at which kernels begin and end, and beyond what a chip can hold. */
+static const int64_t cuda_lengths[] = {1,     2,     3,     31,    32,     33,     127,    128,
+                                       129,   511,   512,   513,   1023,   1024,   1025,   2047,
+                                       2048,  2049,  4095,  4096,  4097,   8191,   16384,  16385,
+                                       32768, 65535, 65536, 65537, 100003, 262144, 1048577};
+
+enum { CUDA_LENGTHS = COUNT(cuda_lengths), FORMS = 4 };
+
+static bool is_f32(const list *list) {
+  return dtype_equal(list->common.problem.dtype, ONEPASS_F32);
+}
+
+static void add_one_norm(list *list, check_case check_case) {
+  set_variant(&check_case, random_bits(3, (uint64_t)list->number) %
+                               (uint64_t)variants_of(check_case.problem.op));
+  add(list, check_case);
+}
+
+/* A row length as many rows, as misaligned rows, in place, and as one row far from zero. */
+static void add_cuda_length(list *list, int64_t length, int form) {
+  int64_t many = (1 << 18) / length;
+  const int64_t rows[FORMS] = {many < 1 ? 1 : many < 4099 ? many : 4099, 3, 2, 1};
+  shape_row row = {2, {rows[form], length}};
+  check_case check_case = with_shape(list, &row);
+  check_case.problem.axis = 1;
+  if (form == 1) check_case.layout = LAYOUT_OFFSET;
+  bool backward = check_case.problem.direction == ONEPASS_BACKWARD;
+  if (form == 2) check_case.in_place = backward && length % 2 ? OVER_DY : OVER_X;
+  if (form == 3) check_case.values = VALUES_OFFSET;
+  add_one_norm(list, check_case);
+}
+
+static void add_cuda_lengths(list *list) {
+  for (int i = 0; i < CUDA_LENGTHS; i++)
+    for (int form = 0; form < FORMS; form++) {
+      bool turn = form == i % FORMS, next_turn = form == (i + 2) % FORMS;
+      if (list->effort == EFFORT_QUICK && !(turn && (is_f32(list) || i % 3 == 0))) continue;
+      if (list->effort == EFFORT_NORMAL && !(is_f32(list) || turn || next_turn)) continue;
+      add_cuda_length(list, cuda_lengths[i], form);
+    }
+}
+
+/* More rows than fit on the chip at once, so that whatever works on rows comes back for more. */
+static void add_cuda_rows(list *list) {
+  static const shape_row shapes[] = {{2, {9001, 33}},  {2, {2601, 513}},  {2, {33003, 33}},
+                                     {2, {9001, 129}}, {2, {1301, 1025}}, {2, {700, 2049}},
+                                     {2, {300, 8191}}, {2, {290, 16385}}, {2, {140, 65537}}};
+  const int counts[] = {2, COUNT(shapes) - 1, COUNT(shapes)};
+  for (int i = 0; i < counts[list->effort]; i++) {
+    if (list->effort != EFFORT_FULL && !is_f32(list)) break;
+    check_case check_case = with_shape(list, &shapes[i]);
+    check_case.problem.axis = 1;
+    set_variant(&check_case, 0);
+    add(list, check_case);
+  }
+}
+
+/* Rows whose elements lie far apart: few and many of them, short and long. */
+static void add_cuda_columns(list *list) {
+  static const shape_row shapes[] = {{2, {130, 513}},   {2, {5001, 30}},   {2, {1, 4097}},
+                                     {2, {33, 4097}},   {2, {1024, 1025}}, {2, {2, 65537}},
+                                     {2, {31, 100003}}, {2, {70001, 33}}};
+  const int counts[] = {2, 6, COUNT(shapes)};
+  for (int i = 0; i < counts[list->effort]; i++) {
+    check_case check_case = with_shape(list, &shapes[i]);
+    check_case.problem.axis = 1;
+    check_case.layout = LAYOUT_TRANSPOSED;
+    add_one_norm(list, check_case);
+  }
+}
+
+/* What is special about the values of a row must come through whatever shares the row. */
+static void add_cuda_values(list *list) {
+  static const shape_row shapes[] = {{2, {3, 4097}}, {2, {2, 65537}}, {2, {1, 262144}}};
+  const int counts[] = {1, is_f32(list) ? 3 : 2, 3};
+  for (int i = 0; i < counts[list->effort]; i++)
+    for (values values = VALUES_OFFSET; values < VALUES_KINDS; values++) {
+      if (list->effort == EFFORT_QUICK && !is_f32(list)) continue;
+      check_case check_case = with_shape(list, &shapes[i]);
+      check_case.problem.axis = 1;
+      check_case.values = values;
+      add_one_norm(list, check_case);
+    }
+}
+
+static void add_cuda_norms(list *list) {
+  add_cuda_lengths(list);
+  add_cuda_rows(list);
+  add_cuda_columns(list);
+  add_cuda_values(list);
+}
+
 static void add_norms(list *list) {
   add_lengths(list);
   add_axes(list);
@@ -192,6 +287,7 @@ static void add_norms(list *list) {
   add_norm_values(list);
   add_empty_norms(list);
   add_large_norms(list);
+  if (list->cuda) add_cuda_norms(list);
 }
 
 /* ---- Pooling ---- */
@@ -295,15 +391,60 @@ static void add_odd_pools(list *list) {
   }
 }
 
+/* ---- Pooling on a GPU ---- */
+
+static void add_cuda_lines(list *list) {
+  static const int64_t windows[][3] = {{8, 1, 4}, {3, 2, 1}, {2, 2, 0}, {64, 1, 32}};
+  for (int i = 0; i < CUDA_LENGTHS; i++)
+    for (int form = 0; form < FORMS; form++) {
+      bool turn = form == i % FORMS;
+      if (list->effort == EFFORT_QUICK && !(turn && (is_f32(list) || i % 3 == 0))) continue;
+      if (list->effort == EFFORT_NORMAL && !(is_f32(list) || turn)) continue;
+      const int64_t *window = windows[(i + form) % COUNT(windows)];
+      shape_row row = {2, {form + 1, cuda_lengths[i]}};
+      check_case check_case = with_shape(list, &row);
+      if (form == 1) check_case.layout = LAYOUT_OFFSET;
+      set_window(&check_case, window[0], window[1], window[2], (unsigned)(i + form));
+      add_pool(list, check_case);
+    }
+}
+
+/* Windows that are wider than what a block would like to hold, and very many lines. */
+static void add_cuda_windows(list *list) {
+  static const int64_t windows[][3] = {{129, 1, 64},    {1000, 7, 0},       {1000, 1, 500},
+                                       {300, 500, 150}, {5000, 4999, 2500}, {16385, 512, 8192}};
+  static const shape_row shapes[] = {{2, {2, 16385}}, {3, {3, 2, 20011}}};
+  static const shape_row lines[] = {{2, {4099, 65}}, {3, {3, 700, 1025}}, {2, {100003, 9}}};
+  const int counts[] = {2, COUNT(windows), COUNT(windows)};
+  const int line_counts[] = {1, 2, COUNT(lines)};
+  if (list->effort != EFFORT_FULL && list->common.problem.dtype.bits == 64) return;
+  for (int i = 0; i < counts[list->effort]; i++) {
+    check_case check_case = with_shape(list, &shapes[i % COUNT(shapes)]);
+    set_window(&check_case, windows[i][0], windows[i][1], windows[i][2], (unsigned)i);
+    add_pool(list, check_case);
+  }
+  for (int i = 0; i < line_counts[list->effort]; i++) {
+    check_case check_case = with_shape(list, &lines[i]);
+    set_window(&check_case, 8, 1, 4, (unsigned)i);
+    add_pool(list, check_case);
+  }
+}
+
+static void add_cuda_pools(list *list) {
+  add_cuda_lines(list);
+  add_cuda_windows(list);
+}
+
 static void add_pools(list *list) {
   add_windows(list);
   add_pool_lengths(list);
   add_pool_layouts_and_values(list);
   add_odd_pools(list);
+  if (list->cuda) add_cuda_pools(list);
 }
 
-void visit_cases(effort effort, case_visitor visit, void *context) {
-  list list = {.effort = effort, .visit = visit, .context = context};
+void visit_cases(effort effort, bool cuda, case_visitor visit, void *context) {
+  list list = {.effort = effort, .cuda = cuda, .visit = visit, .context = context};
   for (op_kind op = 0; op < OP_COUNT; op++)
     for (int direction = 0; direction < 2; direction++)
       for (int dtype = 0; dtype < DTYPES; dtype++) {

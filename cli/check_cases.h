@@ -23,7 +23,7 @@ typedef enum values {
 typedef enum in_place { SEPARATE, OVER_X, OVER_DY } in_place;
 
 typedef struct check_case {
-  int64_t number; /* in the list of this effort */
+  int64_t number; /* in the list of this effort and kind of device */
   problem problem;
   layout layout;
   values values;
@@ -33,8 +33,9 @@ typedef struct check_case {
 const char *values_name(values values);
 const char *in_place_name(in_place in_place);
 
-/* Call visit on every case, ordered by operator, then direction, then type. */
+/* Call visit on every case, ordered by operator, then direction, then type. On a GPU there are more
+ * of them, which take each of its kernels to its limits. */
 typedef void (*case_visitor)(void *context, const check_case *check_case);
-void visit_cases(effort effort, case_visitor visit, void *context);
+void visit_cases(effort effort, bool cuda, case_visitor visit, void *context);
 
 #endif

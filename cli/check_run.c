@@ -9,19 +9,23 @@
 #include <string.h>
 
 #include "buffers.h"
+#include "options.h"
 
-/* A case with its memory. */
+/* A case with its memory. On a GPU every operand has a twin there: inputs are uploaded once,
+ * outputs before each run, and what a run wrote is brought back to be judged. */
 typedef struct trial {
   const checker *checker;
+  gpu *gpu; /* NULL: the CPU */
   const check_case *check_case;
   const problem *problem;
   operand operands[ROLES];        /* inputs as they are given, outputs as they were written */
   operand want[ROLES];            /* of the reference */
-  unsigned char *snapshot[ROLES]; /* outputs of the first run on a vector level, guards and all */
+  unsigned char *snapshot[ROLES]; /* outputs of the first run done this way, guards and all */
   outcome *outcome;
 } trial;
 
 __attribute__((format(printf, 2, 3))) static bool fail(trial *trial, const char *format, ...) {
+  if (!trial->outcome->passed) return false;
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(trial->outcome->reason, sizeof trial->outcome->reason, format, arguments);
@@ -34,9 +38,29 @@ static bool fail_status(trial *trial, const char *what, onepass_status status) {
   return fail(trial, "%s: %s: %s", what, onepass_status_name(status), onepass_last_message());
 }
 
-static const char *level_name(int32_t level) {
-  static const char *const names[] = {"best", "baseline", "avx2", "avx512", "neon_bf16"};
-  return names[level];
+static bool fail_gpu(trial *trial, const char *what) {
+  return fail(trial, "%s: %s", what, trial->gpu->reason);
+}
+
+/* The vector level or the kernel. */
+static const char *way_name(const trial *trial, const onepass_options *options) {
+  static const char *const levels[] = {"best", "baseline", "avx2", "avx512", "neon_bf16"};
+  return trial->gpu ? cuda_kernel_choices[options->cuda_kernel] : levels[options->vector_level];
+}
+
+/* What a run is called when it fails. */
+typedef struct run_name {
+  char text[64];
+} run_name;
+
+static run_name name_run(const trial *trial, const onepass_options *options) {
+  run_name name;
+  if (trial->gpu)
+    snprintf(name.text, sizeof name.text, "kernel %s", way_name(trial, options));
+  else
+    snprintf(name.text, sizeof name.text, "%s, %" PRId32 " threads", way_name(trial, options),
+             options->threads);
+  return name;
 }
 
 static bool is_output(const trial *trial, role role) {
@@ -130,6 +154,18 @@ static bool fill_stats(trial *trial) {
   return status == ONEPASS_OK || fail_status(trial, "reference forward", status);
 }
 
+static bool make_twins(trial *trial) {
+  for (role role = X; role < ROLES; role++) {
+    operand *operand = &trial->operands[role];
+    if (operand->ndim == 0) continue;
+    operand->twin = gpu_allocate(trial->gpu, operand->memory_size);
+    if (!operand->twin ||
+        !gpu_upload(trial->gpu, operand->twin, operand->memory, operand->memory_size))
+      return fail_gpu(trial, role_name(role));
+  }
+  return true;
+}
+
 static bool prepare(trial *trial) {
   problem_operands(trial->problem, trial->check_case->layout, trial->operands);
   uint64_t seed = random_bits(trial->checker->seed, (uint64_t)trial->check_case->number);
@@ -146,7 +182,80 @@ static bool prepare(trial *trial) {
   }
   bool needs_stats =
       trial->problem->op == OP_LAYER_NORM && trial->problem->direction == ONEPASS_BACKWARD;
-  return !needs_stats || fill_stats(trial);
+  if (needs_stats && !fill_stats(trial)) return false;
+  return !trial->gpu || make_twins(trial);
+}
+
+/* ---- Memory of the device ---- */
+
+/* Turn a call on operands of the host into the same one on their twins. */
+static bool move_to_gpu(trial *trial, operand call[ROLES]) {
+  operands_on((onepass_device){ONEPASS_CUDA, trial->gpu->device}, call);
+  for (role role = X; role < ROLES; role++) {
+    operand *operand = &call[role];
+    if (operand->ndim == 0) continue;
+    if (is_output(trial, role) &&
+        !gpu_upload(trial->gpu, operand->twin, operand->memory, operand->memory_size))
+      return fail_gpu(trial, role_name(role));
+    operand->data = operand->twin + (operand->data - operand->memory);
+    operand->memory = operand->twin;
+  }
+  return true;
+}
+
+static bool bring_back(trial *trial, const char *what) {
+  for (role role = X; role < ROLES; role++) {
+    const operand *operand = &trial->operands[role];
+    if (is_output(trial, role) &&
+        !gpu_download(trial->gpu, operand->memory, operand->twin, operand->memory_size))
+      return fail_gpu(trial, what);
+  }
+  return true;
+}
+
+static bool twin_unchanged(trial *trial, const operand *operand, const char *what) {
+  unsigned char *found = allocate_bytes(operand->memory_size);
+  bool brought = found && gpu_download(trial->gpu, found, operand->twin, operand->memory_size);
+  bool same = brought && memcmp(found, operand->memory, (size_t)operand->memory_size) == 0;
+  free(found);
+  if (!found) return fail(trial, "no memory");
+  if (!brought) return fail_gpu(trial, what);
+  return same || fail(trial, "%s: wrote to an input", what);
+}
+
+static bool inputs_unchanged(trial *trial, const char *what) {
+  for (role role = X; role < ROLES && trial->gpu; role++) {
+    const operand *operand = &trial->operands[role];
+    if (operand->ndim == 0 || is_output(trial, role)) continue;
+    if (!twin_unchanged(trial, operand, what)) return false;
+  }
+  return true;
+}
+
+/* A workspace full of PATTERN, with a guard band behind it. */
+static unsigned char *make_workspace(trial *trial, int64_t size) {
+  int64_t all = size + GUARD;
+  unsigned char *workspace = trial->gpu ? gpu_allocate(trial->gpu, all) : allocate_bytes(all);
+  if (workspace && !trial->gpu) memset(workspace, PATTERN, (size_t)all);
+  if (workspace && trial->gpu) gpu_fill(trial->gpu, workspace, PATTERN, all);
+  return workspace;
+}
+
+/* Wait for the run, see whether it wrote behind its workspace, and release that. */
+static bool finish_workspace(trial *trial, unsigned char *workspace, int64_t size,
+                             const char *what) {
+  unsigned char guard[GUARD];
+  bool read = true, overrun = false;
+  if (trial->gpu) {
+    read = gpu_download(trial->gpu, guard, workspace + size, GUARD);
+    gpu_free(trial->gpu, workspace);
+  } else {
+    memcpy(guard, workspace + size, GUARD);
+    free(workspace);
+  }
+  if (!read) return fail_gpu(trial, what);
+  for (int i = 0; i < GUARD; i++) overrun = overrun || guard[i] != PATTERN;
+  return !overrun || fail(trial, "%s: wrote behind its workspace", what);
 }
 
 /* ---- Runs ---- */
@@ -174,30 +283,26 @@ static void reset_outputs(trial *trial, operand call[ROLES]) {
 static bool run_plan(trial *trial, const onepass_plan *plan, const operand call[ROLES],
                      const char *what) {
   int64_t size = (int64_t)onepass_plan_workspace(plan);
-  unsigned char *workspace = allocate_bytes(size + GUARD);
-  if (!workspace) return fail(trial, "no memory");
-  memset(workspace, PATTERN, (size_t)size + GUARD);
+  unsigned char *workspace = size ? make_workspace(trial, size) : NULL;
+  if (size && !workspace) return fail(trial, "%s: no memory for its workspace", what);
   onepass_buffers buffers = operand_buffers(call);
-  onepass_status status = onepass_run(plan, &buffers, size ? workspace : NULL, (size_t)size, NULL);
-  bool overrun = false;
-  for (int i = 0; i < GUARD; i++) overrun = overrun || workspace[size + i] != PATTERN;
-  free(workspace);
-  if (status != ONEPASS_OK) return fail_status(trial, what, status);
-  return !overrun || fail(trial, "%s: wrote behind its workspace", what);
+  void *stream = trial->gpu ? trial->gpu->stream : NULL;
+  onepass_status status = onepass_run(plan, &buffers, workspace, (size_t)size, stream);
+  bool within = !workspace || finish_workspace(trial, workspace, size, what);
+  return status == ONEPASS_OK ? within : fail_status(trial, what, status);
 }
 
-static bool run_once(trial *trial, int32_t level, int32_t threads) {
-  char what[64];
-  snprintf(what, sizeof what, "%s, %" PRId32 " threads", level_name(level), threads);
+static bool run_once(trial *trial, const onepass_options *options) {
+  run_name what = name_run(trial, options);
   operand call[ROLES];
   reset_outputs(trial, call);
-  onepass_options options = {.threads = threads, .vector_level = level};
+  if (trial->gpu && !move_to_gpu(trial, call)) return false;
   onepass_plan *plan = NULL;
-  onepass_status status = problem_plan(trial->problem, call, &options, &plan);
-  if (status != ONEPASS_OK) return fail_status(trial, what, status);
-  bool ran = run_plan(trial, plan, call, what);
+  onepass_status status = problem_plan(trial->problem, call, options, &plan);
+  if (status != ONEPASS_OK) return fail_status(trial, what.text, status);
+  bool ran = run_plan(trial, plan, call, what.text);
   onepass_plan_destroy(plan);
-  return ran;
+  return ran && (!trial->gpu || bring_back(trial, what.text));
 }
 
 static onepass_status call_helper(const problem *problem, const onepass_tensor *const t[ROLES]) {
@@ -222,6 +327,7 @@ static onepass_status call_helper(const problem *problem, const onepass_tensor *
 static bool run_helper(trial *trial) {
   operand call[ROLES];
   reset_outputs(trial, call);
+  if (trial->gpu && !move_to_gpu(trial, call)) return false;
   onepass_tensor tensors[ROLES];
   const onepass_tensor *used[ROLES];
   for (role role = X; role < ROLES; role++) {
@@ -233,7 +339,9 @@ static bool run_helper(trial *trial) {
     if (call[role].compact) tensors[role].strides = NULL;
   }
   onepass_status status = call_helper(trial->problem, used);
-  return status == ONEPASS_OK || fail_status(trial, "one call", status);
+  if (status != ONEPASS_OK) return fail_status(trial, "one call", status);
+  if (!trial->gpu) return true;
+  return gpu_wait_default(trial->gpu) ? bring_back(trial, "one call") : fail_gpu(trial, "one call");
 }
 
 /* ---- Verdicts ---- */
@@ -249,7 +357,7 @@ static bool same_bits(trial *trial, const char *what) {
 }
 
 /* With the elements themselves set back to PATTERN, all of the memory must be PATTERN. */
-static bool surroundings_untouched(trial *trial, int32_t level) {
+static bool surroundings_untouched(trial *trial, const char *what) {
   for (role role = X; role < ROLES; role++) {
     if (!is_output(trial, role)) continue;
     operand operand = trial->operands[role];
@@ -257,60 +365,106 @@ static bool surroundings_untouched(trial *trial, int32_t level) {
       memset(operand_at(&operand, i), PATTERN, (size_t)dtype_size(operand.dtype));
     for (int64_t i = 0; i < operand.memory_size; i++)
       if (operand.memory[i] != PATTERN)
-        return fail(trial, "%s: wrote outside %s, at byte %" PRId64, level_name(level),
-                    role_name(role), i - (operand.data - operand.memory));
+        return fail(trial, "%s: wrote outside %s, at byte %" PRId64, what, role_name(role),
+                    i - (operand.data - operand.memory));
   }
   return true;
 }
 
-static bool judge_level(trial *trial, int32_t level) {
-  verdict *verdict = &trial->outcome->verdict;
-  int64_t wrong_before = verdict->wrong;
+static bool judge_run(trial *trial, const char *what, verdict *verdict) {
   for (role role = X; role < ROLES; role++)
     if (is_output(trial, role))
       memcpy(trial->snapshot[role], trial->operands[role].memory,
              (size_t)trial->operands[role].memory_size);
-  if (!judge(trial->problem, trial->operands, trial->want, ALL_ROLES, verdict))
-    return fail(trial, "no memory");
-  if (verdict->wrong > wrong_before)
+  bool judged = judge(trial->problem, trial->operands, trial->want, ALL_ROLES, verdict);
+  verdict_merge(&trial->outcome->verdict, verdict);
+  if (!judged) return fail(trial, "no memory");
+  if (verdict->wrong > 0)
     return fail(trial,
                 "%s: %" PRId64 " elements wrong, worst %s[%" PRId64
                 "] = %.17g, expected %.17g "
                 "(%.3g times the bound)",
-                level_name(level), verdict->wrong, role_name(verdict->role), verdict->index,
-                verdict->got, verdict->want, verdict->of_bound);
-  return surroundings_untouched(trial, level);
+                what, verdict->wrong, role_name(verdict->role), verdict->index, verdict->got,
+                verdict->want, verdict->of_bound);
+  return surroundings_untouched(trial, what);
 }
 
-static bool check_level(trial *trial, int32_t level) {
+/* One vector level with every number of threads, or one kernel of a GPU. */
+static bool check_way(trial *trial, onepass_options options, verdict *verdict) {
   const checker *checker = trial->checker;
-  if (!run_once(trial, level, checker->threads[0]) || !judge_level(trial, level)) return false;
+  options.threads = checker->threads[0];
+  if (!run_once(trial, &options)) return false;
+  const char *way = way_name(trial, &options);
+  if (!judge_run(trial, way, verdict) || !inputs_unchanged(trial, way)) return false;
   for (int i = 0; i < checker->thread_count; i++) {
-    char what[64];
-    snprintf(what, sizeof what, "%s, %" PRId32 " threads", level_name(level), checker->threads[i]);
-    if (!run_once(trial, level, checker->threads[i]) || !same_bits(trial, what)) return false;
+    options.threads = checker->threads[i];
+    run_name what = name_run(trial, &options);
+    if (!run_once(trial, &options) || !same_bits(trial, what.text)) return false;
   }
   return true;
+}
+
+static bool check_levels(trial *trial) {
+  for (int i = 0; i < trial->checker->level_count; i++) {
+    verdict verdict = {.wrong = 0};
+    if (!check_way(trial, (onepass_options){.vector_level = trial->checker->levels[i]}, &verdict))
+      return false;
+  }
+  return true;
+}
+
+static onepass_status describe_way(const trial *trial, const onepass_options *options,
+                                   onepass_plan_info *info) {
+  operand call[ROLES];
+  memcpy(call, trial->operands, sizeof call);
+  operands_on((onepass_device){ONEPASS_CUDA, trial->gpu->device}, call);
+  onepass_plan *plan = NULL;
+  onepass_status status = problem_plan(trial->problem, call, options, &plan);
+  if (status == ONEPASS_OK) status = onepass_plan_describe(plan, info);
+  onepass_plan_destroy(plan);
+  return status;
+}
+
+/* Every kernel that can do the problem, also after one has failed; last of all the one the library
+ * takes by itself. */
+static bool check_kernels(trial *trial) {
+  outcome *outcome = trial->outcome;
+  for (int32_t i = 1; i <= ONEPASS_CUDA_KERNEL_COUNT; i++) {
+    onepass_options options = {.cuda_kernel = i % ONEPASS_CUDA_KERNEL_COUNT};
+    bool best = options.cuda_kernel == ONEPASS_CUDA_BEST;
+    onepass_plan_info info;
+    onepass_status status = describe_way(trial, &options, &info);
+    if (status == ONEPASS_BAD_OPTION && !best) continue;
+    if (status != ONEPASS_OK) return fail_status(trial, way_name(trial, &options), status);
+    verdict verdict = {.wrong = 0};
+    bool passed = check_way(trial, options, &verdict);
+    outcome->kernels[outcome->kernel_count++] =
+        (kernel_run){info.kernel, options.cuda_kernel, passed, verdict.of_bound};
+  }
+  return outcome->passed;
 }
 
 static bool check_session(trial *trial) {
   if (!prepare(trial)) return false;
   onepass_status status = run_reference(trial->problem, trial->operands, 0, trial->want);
   if (status != ONEPASS_OK) return fail_status(trial, "reference", status);
-  for (int i = 0; i < trial->checker->level_count; i++)
-    if (!check_level(trial, trial->checker->levels[i])) return false;
+  if (!(trial->gpu ? check_kernels : check_levels)(trial)) return false;
   return run_helper(trial) && same_bits(trial, "one call");
 }
 
-void run_case(const checker *checker, const check_case *check_case, outcome *outcome) {
+void run_case(const checker *checker, const check_case *check_case, gpu *gpu, outcome *outcome) {
   memset(outcome, 0, sizeof *outcome);
   outcome->passed = true;
   trial trial = {.checker = checker,
+                 .gpu = gpu,
                  .check_case = check_case,
                  .problem = &check_case->problem,
                  .outcome = outcome};
   check_session(&trial);
-  for (role role = X; role < ROLES; role++) free(trial.snapshot[role]);
+  for (role role = X; role < ROLES; role++) {
+    free(trial.snapshot[role]);
+    if (gpu) gpu_free(gpu, trial.operands[role].twin);
+  }
   operands_free(trial.want);
   operands_free(trial.operands);
 }

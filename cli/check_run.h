@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "check_cases.h"
+#include "gpu.h"
 #include "judge.h"
 
 typedef struct checker {
@@ -16,18 +17,29 @@ typedef struct checker {
   int thread_count;
 } checker;
 
+/* What became of a case on one of a GPU's kernels. */
+typedef struct kernel_run {
+  const char *name; /* the plan's own word for it */
+  int32_t asked;    /* an onepass_cuda_kernel */
+  bool passed;
+  double of_bound;
+} kernel_run;
+
 typedef struct outcome {
   bool passed;
   verdict verdict;
-  char reason[512]; /* why it did not pass */
+  char reason[512]; /* why it did not pass: the first reason */
+  kernel_run kernels[ONEPASS_CUDA_KERNEL_COUNT];
+  int kernel_count;
 } outcome;
 
 /* Find out which vector levels there are. */
 void find_levels(checker *checker);
 
-/* On every vector level: the result is within bounds of the reference, nothing around the outputs
- * or the workspace is touched, and every number of threads and a second run give the same bits.
- * Then the same once more through the one-call function. */
-void run_case(const checker *checker, const check_case *check_case, outcome *outcome);
+/* On every vector level, or on a GPU (NULL: on the CPU) with every kernel that can do the problem:
+ * the result is within bounds of the reference, nothing around the outputs or the workspace is
+ * touched, and every number of threads and a second run give the same bits. Then the same once more
+ * through the one-call function. */
+void run_case(const checker *checker, const check_case *check_case, gpu *gpu, outcome *outcome);
 
 #endif

@@ -25,4 +25,7 @@ __attribute__((format(printf, 1, 2))) void progress(const char *format, ...);
 /* Seconds of a clock that never goes backwards. */
 double seconds_now(void);
 
+/* The median of some values, which are sorted on the way. */
+double median(double *values, int64_t count);
+
 #endif

@@ -17,6 +17,14 @@ typedef struct trial {
   double *row[6]; /* scratch, as long as a row or its pooled twin */
 } trial;
 
+void verdict_merge(verdict *verdict, const struct verdict *found) {
+  struct verdict merged = found->of_bound > verdict->of_bound ? *found : *verdict;
+  merged.absolute = fmax(found->absolute, verdict->absolute);
+  merged.relative = fmax(found->relative, verdict->relative);
+  merged.wrong = found->wrong + verdict->wrong;
+  *verdict = merged;
+}
+
 /* ---- One element ---- */
 
 typedef struct precision {

@@ -25,6 +25,9 @@ typedef struct verdict {
   double got, want;
 } verdict;
 
+/* Take what another verdict has found into this one. */
+void verdict_merge(verdict *verdict, const struct verdict *found);
+
 /* Compare the outputs in `roles`, a set of bits, and update the verdict (all zeros at first). `got`
  * are the operands as they were run, `want` those of run_reference. False when out of memory. */
 bool judge(const problem *problem, const operand got[ROLES], const operand want[ROLES],

@@ -6,13 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu.h"
 #include "judge.h"
 #include "problem.h"
 
 typedef struct measure_options {
-  int32_t threads, vector_level;
+  gpu *gpu; /* NULL: the CPU */
+  int32_t threads, vector_level, cuda_kernel;
   int64_t repetitions; /* 0: about a second's worth */
-  int64_t last_cache;  /* bytes; what is timed comes from beyond it */
+  int64_t rotation;    /* bytes that are used before the same ones come again */
 } measure_options;
 
 typedef struct measurement {
@@ -20,10 +22,14 @@ typedef struct measurement {
   verdict verdict;
   int64_t repetitions;
   double seconds, copy_seconds; /* medians */
+  double host_seconds;          /* GPU: what a call of onepass_run takes on the host; median */
 } measurement;
 
 /* Bytes of memory it takes to measure a problem; negative when 64 bits cannot count them. */
-int64_t measure_memory(const problem *problem);
+typedef struct memory_need {
+  int64_t host, device;
+} memory_need;
+memory_need measure_memory(const problem *problem, bool on_gpu);
 
 /* On failure *reason says why. */
 bool measure(const problem *problem, const measure_options *options, measurement *measurement,

@@ -10,8 +10,10 @@
 
 const char *const op_choices[] = {"l1_norm", "layer_norm", "avg_pool1d", "all", NULL};
 const char *const device_choices[] = {"cpu", "cuda", "auto", NULL};
+const char *const cuda_kernel_choices[] = {"best",   "warps",   "blocks",  "clusters", "grid",
+                                           "passes", "columns", "strided", "windows",  NULL};
 
-enum { LONGEST_NAME = 32 };
+enum { LONGEST_NAME = 32, OLDEST_CUDA = 8 /* compute capability */ };
 
 static int least_of(int a, int b, int c) {
   int least = a < b ? a : b;
@@ -169,7 +171,15 @@ int read_options(const char *command, int count, char **arguments, const option 
   return 0;
 }
 
-int require_device(const char *command, int device) {
-  if (device != DEVICE_CUDA) return 0;
-  return usage_error(command, "--device cuda: no CUDA device: this build has no CUDA backend");
+int choose_device(const char *command, int *device) {
+  if (*device == DEVICE_CPU) return 0;
+  int32_t count = 0;
+  onepass_cuda_info info = {.major = 0};
+  onepass_status status = onepass_get_cuda_count(&count);
+  if (status == ONEPASS_OK) status = onepass_get_cuda_info(0, &info);
+  if (*device == DEVICE_AUTO)
+    *device = status == ONEPASS_OK && info.major >= OLDEST_CUDA ? DEVICE_CUDA : DEVICE_CPU;
+  else if (status != ONEPASS_OK)
+    return usage_error(command, "--device cuda: %s", onepass_last_message());
+  return 0;
 }

@@ -42,8 +42,10 @@ void format_shape(char *text, size_t size, const int64_t *sizes, int32_t ndim);
 extern const char *const op_choices[];     /* the operators in the order of op_kind, then "all" */
 extern const char *const device_choices[]; /* cpu, cuda, auto */
 enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_AUTO };
+extern const char *const cuda_kernel_choices[]; /* in the order of onepass_cuda_kernel */
 
-/* 0 when the command can run on the device, otherwise one line and EXIT_USAGE. */
-int require_device(const char *command, int device);
+/* Turn DEVICE_AUTO into what this machine has. Returns 0 when the command can run on the device,
+ * otherwise prints one line and returns EXIT_USAGE. */
+int choose_device(const char *command, int *device);
 
 #endif

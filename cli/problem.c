@@ -148,11 +148,16 @@ bool problem_operands(const problem *problem, layout layout, operand operands[RO
   for (role role = X; role < ROLES; role++) {
     if (!uses(problem, role)) continue;
     operand *operand = &operands[role];
+    operand->device = (onepass_device){ONEPASS_CPU, 0};
     operand->dtype = role_dtype(problem, role);
     operand->ndim = role_shape(problem, role, operand->shape);
     if (!lay_out(operand, layout, role_is_output(role, problem->direction))) return false;
   }
   return true;
+}
+
+void operands_on(onepass_device device, operand operands[ROLES]) {
+  for (role role = X; role < ROLES; role++) operands[role].device = device;
 }
 
 /* ---- Memory ---- */
@@ -202,7 +207,7 @@ void operand_load(const operand *operand, int64_t first, int64_t step, int64_t c
 
 onepass_tensor operand_tensor(const operand *operand) {
   return (onepass_tensor){.data = operand->data,
-                          .device = {ONEPASS_CPU, 0},
+                          .device = operand->device,
                           .ndim = operand->ndim,
                           .dtype = operand->dtype,
                           .shape = operand->shape,

@@ -48,9 +48,11 @@ typedef struct operand {
   int64_t elements;
   int64_t span; /* elements of memory from the first to the last one */
   bool compact;
+  onepass_device device; /* of memory and data; the CPU unless moved */
   unsigned char *memory; /* with guard bands on both sides; NULL when borrowed from another */
   int64_t memory_size;
   unsigned char *data;
+  unsigned char *twin; /* as memory, on a GPU; NULL where there is none */
 } operand;
 
 enum { GUARD = 256, PATTERN = 0xa5 };
@@ -69,6 +71,9 @@ view problem_view(const problem *problem);
 /* Shapes, strides and sizes of all operands; those the call does not use get ndim 0. Nothing is
  * allocated. False when a size does not fit in 64 bits. */
 bool problem_operands(const problem *problem, layout layout, operand operands[ROLES]);
+
+/* Say that all operands are on a device; what they point to stays as it is. */
+void operands_on(onepass_device device, operand operands[ROLES]);
 
 /* Memory for one operand; false when there is none. operand_allocate fills it with PATTERN;
  * operand_reserve leaves the first touch to the threads that will work on it. */

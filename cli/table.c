@@ -75,3 +75,19 @@ void json_end(json *json) {
   printf("}\n");
   fflush(stdout);
 }
+
+void json_list_begin(json *json, const char *name) {
+  begin_field(json, name);
+  json->listed = 0;
+  putchar('[');
+}
+
+void json_list_next(json *json) {
+  fputs(json->listed++ ? "}, {" : "{", stdout);
+  json->fields = 0;
+}
+
+void json_list_end(json *json) {
+  fputs(json->listed ? "}]" : "]", stdout);
+  json->fields = 1; /* the array itself */
+}

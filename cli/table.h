@@ -18,6 +18,7 @@ void table_row(const column *columns, int count, const char *const *cells);
  * write become null. */
 typedef struct json {
   int fields;
+  int listed; /* objects in the array that is being written */
 } json;
 
 void json_begin(json *json);
@@ -27,5 +28,10 @@ void json_number(json *json, const char *name, double value);
 void json_flag(json *json, const char *name, bool value);
 void json_sizes(json *json, const char *name, const int64_t *values, int32_t count);
 void json_end(json *json);
+
+/* A field that is an array of objects: begin, and for each object next and its fields, end. */
+void json_list_begin(json *json, const char *name);
+void json_list_next(json *json);
+void json_list_end(json *json);
 
 #endif

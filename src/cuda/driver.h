@@ -37,6 +37,8 @@
   F(cuMemFreeAsync)                                                                               \
   F(cuMemcpyHtoD)                                                                                 \
   F(cuMemcpyDtoH)                                                                                 \
+  F(cuMemcpyHtoDAsync)                                                                            \
+  F(cuMemcpyDtoHAsync)                                                                            \
   F(cuMemcpyDtoDAsync)                                                                            \
   F(cuMemsetD8Async)                                                                              \
   F(cuMemsetD32Async)                                                                             \
