@@ -462,7 +462,8 @@ static int check_device_options(const request *request) {
   return 0;
 }
 
-/* More than the last cache holds, several times over, where a GPU's is not one for everything. */
+/* The bytes that must be used before the same ones come again, to come from memory: a cache may
+ * keep some of the old, and a GPU's does. */
 static int find_rotation(const request *request, int64_t last_cache, int64_t *rotation) {
   onepass_cuda_info info;
   *rotation = 2 * last_cache;

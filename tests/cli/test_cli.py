@@ -3,6 +3,7 @@
 The command is the one that the environment variable ONEPASS_CLI names.
 """
 
+import functools
 import json
 import os
 import re
@@ -16,6 +17,8 @@ assert CLI, "set ONEPASS_CLI to the path of the onepass command"
 
 KEYS = {"op", "dir", "dtype", "shape", "device", "threads", "ms", "gbps", "copy_ms", "of_copy",
         "max_err"}
+GPU_KEYS = {"grid", "block", "cluster", "shared", "launches", "host_us", "kernel", "workspace"}
+GPU_KERNELS = ["warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows"]
 
 
 def onepass(*arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
@@ -27,6 +30,22 @@ def bench(*arguments: str) -> List[Dict[str, Any]]:
     result = onepass("bench", "--json", *arguments)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@functools.lru_cache(maxsize=None)
+def info() -> Dict[str, Any]:
+    result = onepass("info", "--json")
+    assert result.returncode == 0, result.stderr
+    found: Dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name == "cuda" and not info()["gpus"]:
+        pytest.skip(info()["gpus_reason"])
+    return name
 
 
 @pytest.mark.parametrize("arguments", [
@@ -72,7 +91,8 @@ MISTAKES = [
     (["bench", "--dtype", "int8"], "int8"),
     (["bench", "--dir", "sideways"], "sideways"),
     (["bench", "--device", "abacus"], "abacus"),
-    (["bench", "--device", "cuda"], "no CUDA device"),
+    (["bench", "--device", "cpu", "--cuda-kernel", "grid"], "grid"),
+    (["bench", "--cuda-kernel", "abacus"], "abacus"),
     (["bench", "--threads", "-1"], "-1"),
     (["bench", "--threads", "two"], "two"),
     (["bench", "--threads", "1.5"], "1.5"),
@@ -114,6 +134,27 @@ def test_a_mistake_is_one_clear_line_and_exit_status_2(arguments: List[str], say
     assert says in lines[0]
 
 
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_a_gpu_that_is_not_there_is_one_clear_line(command: str) -> None:
+    if info()["gpus"]:
+        pytest.skip("there is a GPU here")
+    result = onepass(command, "--device", "cuda")
+    lines = result.stderr.splitlines()
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith(f"onepass: {command}: ")
+    assert re.search(r"no CUDA device: .+", lines[0])
+
+
+def test_a_vector_level_is_not_for_a_gpu() -> None:
+    if not info()["gpus"]:
+        pytest.skip(info()["gpus_reason"])
+    result = onepass("bench", "--device", "cuda", "--vector", "baseline")
+    assert result.returncode == 2
+    assert "--vector baseline" in result.stderr
+
+
 # ---- info, check, bench --------------------------------------------------------------------------
 
 
@@ -123,50 +164,107 @@ def test_info_says_what_this_machine_is() -> None:
     for word in ("version", "build", "cpu", "vector", "cache", "threads", "copy", "gpu"):
         assert word in result.stdout.lower(), word
     assert re.search(r"[0-9.]+ GB/s", result.stdout)
+    if not info()["gpus"]:
+        assert re.search(r"^gpus +no CUDA device: .+", result.stdout, flags=re.MULTILINE)
 
 
-def test_a_quick_check_passes() -> None:
-    result = onepass("check", "--quick")
+def test_info_lists_gpus_as_objects_or_says_why_there_are_none() -> None:
+    found = info()
+    if not found["gpus"]:
+        assert found["gpus_reason"].startswith("no CUDA device: ")
+    for gpu in found["gpus"]:
+        assert gpu["name"]
+        assert re.fullmatch(r"\d+\.\d+", gpu["compute_capability"])
+        for key in ("multiprocessors", "memory", "cache_l2", "shared_per_block", "driver",
+                    "copy_gbps"):
+            assert gpu[key] > 0, key
+
+
+def test_a_quick_check_passes(device: str) -> None:
+    result = onepass("check", "--quick", "--device", device)
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("l1_norm", "layer_norm", "avg_pool1d", "f32", "f64", "f16", "bf16"):
         assert word in result.stdout, word
 
 
-def test_a_check_of_one_operator_shows_only_that() -> None:
-    result = onepass("check", "--quick", "--op", "avg_pool1d")
+def test_a_check_of_one_operator_shows_only_that(device: str) -> None:
+    result = onepass("check", "--quick", "--op", "avg_pool1d", "--device", device)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "avg_pool1d" in result.stdout
     assert "layer_norm" not in result.stdout
 
 
-def test_bench_prints_one_json_object_a_line() -> None:
-    lines = bench("--shape", "64x1000", "--op", "l1_norm")
+def test_a_check_takes_the_gpu_if_there_is_one() -> None:
+    result = onepass("check", "--quick", "--op", "l1_norm", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    kernels = [line["kernel"] for line in map(json.loads, result.stdout.splitlines())
+               if "kernel" in line]
+    assert bool(kernels) == bool(info()["gpus"])
+
+
+def test_a_check_on_a_gpu_reaches_every_kernel() -> None:
+    if not info()["gpus"]:
+        pytest.skip(info()["gpus_reason"])
+    result = onepass("check", "--quick", "--device", "cuda", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert lines[-1]["unreached"] == ""
+    for line in lines:
+        if "kernel" in line:
+            assert line["ok"] and line["cases"] > 0 and line["worst_of_bound"] <= 1
+
+
+def test_bench_prints_one_json_object_a_line(device: str) -> None:
+    lines = bench("--shape", "64x1000", "--op", "l1_norm", "--device", device)
     assert {(line["op"], line["dir"]) for line in lines} == {("l1_norm", "fwd"), ("l1_norm", "bwd")}
     for line in lines:
         assert KEYS <= set(line)
         assert line["dtype"] == "f32"
-        assert line["device"] == "cpu"
+        assert line["device"] == device
         assert line["shape"] in ([64, 1000], "64x1000")
         assert line["threads"] >= 1
         assert line["ms"] > 0 and line["copy_ms"] > 0 and line["gbps"] > 0
         assert line["of_copy"] == pytest.approx(line["copy_ms"] / line["ms"], rel=0.05, abs=0.01)
         assert 0 <= line["max_err"] < 1e-4
+        assert (GPU_KEYS <= set(line)) == (device == "cuda")
+
+
+def test_bench_takes_the_gpu_if_there_is_one() -> None:
+    lines = bench("--shape", "64x1000", "--op", "l1_norm", "--dir", "fwd", "--reps", "5")
+    assert lines[0]["device"] == ("cuda" if info()["gpus"] else "cpu")
 
 
 @pytest.mark.parametrize("op,shape", [("l1_norm", "33x257"), ("layer_norm", "33x257"),
                                       ("avg_pool1d", "3x5x257")])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
-def test_bench_does_every_operator_and_type(op: str, shape: str, dtype: str) -> None:
-    lines = bench("--op", op, "--shape", shape, "--dtype", dtype, "--dir", "fwd", "--threads", "1")
+def test_bench_does_every_operator_and_type(device: str, op: str, shape: str, dtype: str) -> None:
+    lines = bench("--op", op, "--shape", shape, "--dtype", dtype, "--dir", "fwd", "--threads", "1",
+                  "--device", device)
     assert [(li["op"], li["dtype"], li["dir"], li["threads"]) for li in lines] == [
         (op, dtype, "fwd", 1)]
 
 
-def test_bench_prints_a_table_with_the_columns() -> None:
-    result = onepass("bench", "--shape", "64x1000", "--op", "layer_norm", "--dir", "bwd")
+@pytest.mark.parametrize("kernel", GPU_KERNELS)
+def test_bench_uses_the_kernel_that_is_asked_for_or_says_why_not(kernel: str) -> None:
+    if not info()["gpus"]:
+        pytest.skip(info()["gpus_reason"])
+    result = onepass("bench", "--json", "--op", "layer_norm", "--shape", "64x1024", "--reps", "5",
+                     "--device", "cuda", "--cuda-kernel", kernel)
+    assert result.returncode in (0, 2), result.stderr
+    if result.returncode == 2:
+        assert len(result.stderr.splitlines()) == 1
+    for line in map(json.loads, result.stdout.splitlines()):
+        assert line["kernel"] == kernel
+        assert line["ok"]
+
+
+def test_bench_prints_a_table_with_the_columns(device: str) -> None:
+    result = onepass("bench", "--shape", "64x1000", "--op", "layer_norm", "--dir", "bwd",
+                     "--device", device, "-v")
     assert result.returncode == 0, result.stderr
-    for word in ("op", "dir", "dtype", "shape", "time", "GB/s", "copy", "layer_norm", "bwd",
-                 "64x1000"):
+    more = ["vector", "threads"] if device == "cpu" else ["grid", "block", "cluster", "launches"]
+    for word in ["op", "dir", "dtype", "shape", "time", "GB/s", "copy", "layer_norm", "bwd",
+                 "64x1000", "kernel", "workspace"] + more:
         assert word in result.stdout, word
     assert result.stderr == ""  # progress is for terminals
 
