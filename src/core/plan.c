@@ -21,7 +21,22 @@ onepass_status onepass_read_options(const onepass_options *options, onepass_choi
   }
   choices->threads = asked.threads ? asked.threads : onepass_default_threads();
   choices->reference = asked.reference != 0;
+  choices->cuda_kernel = (onepass_cuda_kernel)asked.cuda_kernel;
+  if (asked.cuda_kernel < 0 || asked.cuda_kernel >= ONEPASS_CUDA_KERNEL_COUNT) {
+    return onepass_fail(ONEPASS_BAD_OPTION, "options.cuda_kernel = %d: expected 0 (best) to %d",
+                        (int)asked.cuda_kernel, ONEPASS_CUDA_KERNEL_COUNT - 1);
+  }
   return onepass_choose_level(asked.vector_level, &choices->level);
+}
+
+onepass_status onepass_open_plan_device(onepass_plan *plan, const onepass_choices *choices) {
+  const onepass_device device = plan->layouts.device;
+  if (device.type != ONEPASS_CUDA) return ONEPASS_OK;
+  const onepass_status status =
+      onepass_cuda_open_device(device.id, "device.id", &plan->device);
+  if (status != ONEPASS_OK || !choices->reference) return status;
+  return onepass_fail(ONEPASS_BAD_OPTION,
+                      "options.reference = 1: expected 0, as the reference runs on the CPU");
 }
 
 int64_t onepass_bytes_to_move(const onepass_layouts *layouts) {
@@ -88,16 +103,8 @@ onepass_status onepass_plan_describe(const onepass_plan *plan, onepass_plan_info
   return ONEPASS_OK;
 }
 
-onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
-                           void *workspace, size_t workspace_size, void *stream) {
-  if (!plan) return onepass_fail(ONEPASS_NULL_POINTER, "plan = NULL: expected a plan");
-  if (!buffers) return onepass_fail(ONEPASS_NULL_POINTER, "buffers = NULL: expected addresses");
-  if (stream) {
-    return onepass_fail(ONEPASS_BAD_DEVICE, "stream = %p: expected NULL on the CPU", stream);
-  }
-  onepass_status status =
-      onepass_check_buffers(&plan->layouts, buffers, plan->in_place, plan->in_place_count);
-  if (status != ONEPASS_OK) return status;
+static onepass_status check_workspace(const onepass_plan *plan, const void *workspace,
+                                      size_t workspace_size) {
   const size_t needed = plan->info.workspace;
   if (needed && (!workspace || workspace_size < needed)) {
     return onepass_fail(ONEPASS_BAD_WORKSPACE,
@@ -108,11 +115,65 @@ onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buff
     return onepass_fail(ONEPASS_BAD_WORKSPACE, "workspace = %p: expected a multiple of %d bytes",
                         workspace, WORKSPACE_ALIGNMENT);
   }
+  return ONEPASS_OK;
+}
+
+/* Every address is memory of the plan's device. */
+static onepass_status check_memory(const onepass_plan *plan, const onepass_buffers *buffers) {
+  for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
+    if (!onepass_has(&plan->layouts, role) || !plan->layouts.of[role].count) continue;
+    const char *name = onepass_role_name(role), *address = onepass_buffer(buffers, role);
+    const onepass_status status = plan->device
+                                      ? onepass_cuda_check_memory(plan->device, name, address)
+                                      : onepass_cuda_check_host_memory(name, address);
+    if (status != ONEPASS_OK) return status;
+  }
+  return ONEPASS_OK;
+}
+
+static onepass_status queue_on_device(const onepass_plan *plan, const onepass_buffers *buffers,
+                                      void *workspace, void *stream) {
+  bool entered;
+  onepass_status status = onepass_cuda_enter(plan->device, &entered);
+  if (status != ONEPASS_OK) return status;
+  status = onepass_cuda_check_stream(plan->device, stream);
+  if (status == ONEPASS_OK && plan->info.workspace) {
+    status = onepass_cuda_check_memory(plan->device, "workspace", workspace);
+  }
+  if (status == ONEPASS_OK) status = plan->queue(plan, buffers, workspace, stream);
+  onepass_cuda_leave(entered);
+  return status;
+}
+
+onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
+                           void *workspace, size_t workspace_size, void *stream) {
+  if (!plan) return onepass_fail(ONEPASS_NULL_POINTER, "plan = NULL: expected a plan");
+  if (!buffers) return onepass_fail(ONEPASS_NULL_POINTER, "buffers = NULL: expected addresses");
+  if (stream && !plan->device) {
+    return onepass_fail(ONEPASS_BAD_DEVICE, "stream = %p: expected NULL on the CPU", stream);
+  }
+  onepass_status status =
+      onepass_check_buffers(&plan->layouts, buffers, plan->in_place, plan->in_place_count);
+  if (status == ONEPASS_OK) status = check_workspace(plan, workspace, workspace_size);
+  if (status == ONEPASS_OK) status = check_memory(plan, buffers);
+  if (status != ONEPASS_OK) return status;
+  if (plan->device) return queue_on_device(plan, buffers, workspace, stream);
   plan->run(plan, buffers, workspace);
   return ONEPASS_OK;
 }
 
 /* ---- One call -------------------------------------------------------------------------------- */
+
+/* The workspace is freed in the order of the stream, so after the work that uses it. */
+static onepass_status run_once_on_device(const onepass_plan *plan, const onepass_buffers *buffers) {
+  const size_t size = plan->info.workspace;
+  void *workspace = NULL;
+  onepass_status status =
+      size ? onepass_cuda_allocate(plan->device, size, &workspace) : ONEPASS_OK;
+  if (status == ONEPASS_OK) status = onepass_run(plan, buffers, workspace, size, NULL);
+  if (workspace) onepass_cuda_free(plan->device, workspace);
+  return status;
+}
 
 static onepass_status run_once(const onepass_plan *plan, const onepass_tensors *tensors) {
   onepass_buffers buffers = {0};
@@ -124,6 +185,7 @@ static onepass_status run_once(const onepass_plan *plan, const onepass_tensors *
   }
   void *workspace = NULL;
   const size_t size = plan->info.workspace;
+  if (plan->device) return run_once_on_device(plan, &buffers);
   if (size) {
     workspace = aligned_alloc(WORKSPACE_ALIGNMENT, (size + WORKSPACE_ALIGNMENT - 1) /
                                                        WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT);

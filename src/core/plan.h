@@ -5,6 +5,8 @@
 #include "core/status.h"
 #include "core/tensor.h"
 #include "norm/norm.h"
+#include "norm/plan_cuda.h"
+#include "pool/plan_cuda.h"
 #include "pool/pool.h"
 
 /* Plans own nothing but themselves, so the one-call helpers keep them on the stack; making one is
@@ -12,13 +14,22 @@
 struct onepass_plan {
   onepass_layouts layouts;
   onepass_plan_info info;
+  /* On the CPU. */
   void (*run)(const onepass_plan *plan, const onepass_buffers *buffers, void *workspace);
+  /* On a CUDA device, which is NULL otherwise. */
+  const onepass_cuda_device *device;
+  onepass_status (*queue)(const onepass_plan *plan, const onepass_buffers *buffers,
+                          char *workspace, void *stream);
   const onepass_in_place *in_place;
   int in_place_count;
   union {
     onepass_norm_problem norm;
     onepass_pool_problem pool;
   } problem;
+  union {
+    onepass_norm_cuda norm;
+    onepass_pool_cuda pool;
+  } cuda;
 };
 
 /* Fill in a plan; src/norm/problem.c and src/pool/problem.c. */
@@ -32,8 +43,12 @@ typedef struct onepass_choices {
   int threads;
   onepass_vector_level level;
   bool reference;
+  onepass_cuda_kernel cuda_kernel;
 } onepass_choices;
 onepass_status onepass_read_options(const onepass_options *options, onepass_choices *choices);
+
+/* Open the plan's device if it is a CUDA device; checks that the options make sense there. */
+onepass_status onepass_open_plan_device(onepass_plan *plan, const onepass_choices *choices);
 
 /* Bytes of all tensors of a plan, each counted once: what must move. */
 int64_t onepass_bytes_to_move(const onepass_layouts *layouts);

@@ -34,6 +34,8 @@ const char *onepass_status_name(onepass_status status) {
       [ONEPASS_MISALIGNED] = "ONEPASS_MISALIGNED",
       [ONEPASS_BAD_WORKSPACE] = "ONEPASS_BAD_WORKSPACE",
       [ONEPASS_OUT_OF_MEMORY] = "ONEPASS_OUT_OF_MEMORY",
+      [ONEPASS_BAD_STREAM] = "ONEPASS_BAD_STREAM",
+      [ONEPASS_CUDA_ERROR] = "ONEPASS_CUDA_ERROR",
   };
   if ((unsigned)status >= sizeof names / sizeof *names) return "unknown onepass_status";
   return names[status];

@@ -190,6 +190,7 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
     status = check_types(&plan->layouts, choices.reference, &problem->weight_type);
   }
   if (status == ONEPASS_OK) status = check_shapes(&plan->layouts, axis);
+  if (status == ONEPASS_OK) status = onepass_open_plan_device(plan, &choices);
   if (status != ONEPASS_OK) return status;
 
   problem->type = x->type;
@@ -199,6 +200,10 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                    .vector = "double",
                                    .threads = 1,
                                    .bytes = onepass_bytes_to_move(&plan->layouts)};
+  if (plan->device) {
+    plan->info.vector = "cuda";
+    return onepass_norm_plan_cuda(plan, choices.cuda_kernel);
+  }
   if (choices.reference) {
     plan->run = onepass_norm_run_reference;
     plan->info.workspace = ((size_t)problem->elements.count * 2 + 1) * sizeof(double);

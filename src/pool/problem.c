@@ -122,6 +122,7 @@ onepass_status onepass_make_pool(onepass_plan *plan, const onepass_pool *pool,
   if (status == ONEPASS_OK) {
     status = check_tensors(pool, &plan->layouts, long_role, pooled_role, choices.reference);
   }
+  if (status == ONEPASS_OK) status = onepass_open_plan_device(plan, &choices);
   if (status != ONEPASS_OK) return status;
 
   const onepass_layout *longer = &plan->layouts.of[long_role];
@@ -147,6 +148,10 @@ onepass_status onepass_make_pool(onepass_plan *plan, const onepass_pool *pool,
                                    .vector = "double",
                                    .threads = 1,
                                    .bytes = onepass_bytes_to_move(&plan->layouts)};
+  if (plan->device) {
+    plan->info.vector = "cuda";
+    return onepass_pool_plan_cuda(plan, choices.cuda_kernel);
+  }
   if (choices.reference) {
     plan->run = onepass_pool_run_reference;
   } else {

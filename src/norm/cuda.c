@@ -1,0 +1,196 @@
+/* A normalization on a GPU: the names of its kernels, their arguments, and their order. */
+#include "norm/cuda.h"
+
+#include <stdio.h>
+
+#include "core/plan.h"
+
+enum { SUM_PARTS_BLOCK = 1024, SUM_PARTS_COLUMNS = 32, MERGE_BLOCK = 256, MERGE_ROWS = 8 };
+
+typedef struct naming {
+  const onepass_plan *plan;
+  const char *statistic;
+  const char *direction;
+} naming;
+
+static naming name_kernels(const onepass_plan *plan) {
+  const onepass_norm_problem *p = &plan->problem.norm;
+  naming names = {.plan = plan, .direction = p->backward ? "backward" : "forward"};
+  names.statistic = p->op->statistic == ONEPASS_STATISTIC_ABS ? "abs" : "moments";
+  return names;
+}
+
+static onepass_status add_step(const onepass_plan *plan, onepass_norm_way *way, const char *name,
+                               onepass_cuda_launch step) {
+  if (step.cluster == 0) step.cluster = 1;
+  const onepass_status status = onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM,
+                                                  plan->problem.norm.type, name, &step.function);
+  way->steps[way->step_count++] = step;
+  return status;
+}
+
+#define NAME(...)  \
+  char name[48];   \
+  snprintf(name, sizeof name, __VA_ARGS__)
+
+static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
+  const onepass_norm_launch *l = &way->launch;
+  const char *width = l->vector ? "vector" : "scalar";
+  const onepass_cuda_launch step = {.grid = l->grid,
+                                    .block = l->block,
+                                    .cluster = l->cluster,
+                                    .cooperative = l->cooperative,
+                                    .shared = l->shared};
+  switch (l->kernel) {
+    case ONEPASS_CUDA_WARPS: {
+      NAME("%s_warps_%s_%s_%d", n->statistic, n->direction, width, (int)l->packs);
+      return add_step(n->plan, way, name, step);
+    }
+    case ONEPASS_CUDA_COLUMNS: {
+      NAME("%s_columns_%s_%s", n->statistic, n->direction, width);
+      return add_step(n->plan, way, name, step);
+    }
+    case ONEPASS_CUDA_STRIDED: {
+      NAME("%s_strided_%s", n->statistic, n->direction);
+      return add_step(n->plan, way, name, step);
+    }
+    default: {
+      NAME("%s_stream_%s", n->statistic, n->direction);
+      return add_step(n->plan, way, name, step);
+    }
+  }
+}
+
+static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
+  const onepass_norm_launch *l = &way->launch;
+  const onepass_norm_problem *p = &n->plan->problem.norm;
+  NAME("%s_gather_%s", n->statistic, n->direction);
+  onepass_status status =
+      add_step(n->plan, way, name, (onepass_cuda_launch){.grid = l->grid, .block = l->block});
+  if (status != ONEPASS_OK) return status;
+  snprintf(name, sizeof name, "%s_merge_%s", n->statistic, n->direction);
+  const int64_t merging = (p->rows.count + MERGE_ROWS - 1) / MERGE_ROWS;
+  status = add_step(n->plan, way, name,
+                    (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
+  if (status != ONEPASS_OK) return status;
+  snprintf(name, sizeof name, "%s_apply_%s%s", n->statistic, n->direction,
+           !p->backward ? "" : l->vector ? "_vector" : "_scalar");
+  return add_step(n->plan, way, name,
+                  (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
+}
+
+/* What strided rows need before dx is written, which may be over x or dy. */
+static onepass_status add_strided_sums(const naming *n, onepass_norm_way *way) {
+  const onepass_norm_launch *l = &way->launch;
+  const onepass_status status =
+      add_step(n->plan, way, "moments_offsets",
+               (onepass_cuda_launch){.grid = l->grid, .block = l->block});
+  if (status != ONEPASS_OK) return status;
+  return add_step(n->plan, way, "moments_strided_sums",
+                  (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
+}
+
+static onepass_status add_sum_of_parts(const naming *n, onepass_norm_way *way) {
+  const int64_t columns = n->plan->problem.norm.elements.count;
+  NAME("%s_sum_parts", n->statistic);
+  return add_step(
+      n->plan, way, name,
+      (onepass_cuda_launch){.grid = (columns + SUM_PARTS_COLUMNS - 1) / SUM_PARTS_COLUMNS,
+                            .block = SUM_PARTS_BLOCK});
+}
+
+static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way) {
+  const naming names = name_kernels(plan);
+  const onepass_norm_problem *p = &plan->problem.norm;
+  const bool sums_weights = (plan->layouts.written & (ONEPASS_BIT(ONEPASS_ROLE_DWEIGHT) |
+                                                      ONEPASS_BIT(ONEPASS_ROLE_DBIAS))) != 0;
+  const bool saves = (plan->layouts.written & (ONEPASS_BIT(ONEPASS_ROLE_MEAN) |
+                                               ONEPASS_BIT(ONEPASS_ROLE_RSTD))) != 0;
+  onepass_status status = ONEPASS_OK;
+  const bool has_rows = p->rows.count > 0 && (p->elements.count > 0 || saves);
+  if (has_rows && way->launch.kernel == ONEPASS_CUDA_PASSES) {
+    status = add_passes(&names, way);
+  } else if (has_rows) {
+    if (way->launch.kernel == ONEPASS_CUDA_STRIDED && sums_weights) {
+      status = add_strided_sums(&names, way);
+    }
+    if (status == ONEPASS_OK) status = add_main_step(&names, way);
+  }
+  if (status == ONEPASS_OK && sums_weights && p->elements.count > 0) {
+    status = add_sum_of_parts(&names, way);
+  }
+  return status;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+static bool are_aligned(const onepass_buffers *buffers) {
+  const uintptr_t all = (uintptr_t)buffers->x | (uintptr_t)buffers->y | (uintptr_t)buffers->dy |
+                        (uintptr_t)buffers->dx;
+  return all % 16 == 0;
+}
+
+static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers *buffers,
+                                 char *workspace, void *stream) {
+  const onepass_norm_problem *p = &plan->problem.norm;
+  const onepass_norm_way *way =
+      are_aligned(buffers) ? &plan->cuda.norm.aligned : &plan->cuda.norm.other;
+  const onepass_norm_launch *l = &way->launch;
+  onepass_norm_args args = {.at = *buffers,
+                            .rows = p->rows,
+                            .elements = p->elements,
+                            .eps = p->eps,
+                            .share = p->divide_by_count ? p->one_over_n : 1,
+                            .one_over_n = p->one_over_n,
+                            .team = l->team,
+                            .exchange = l->exchange,
+                            .chunks = l->chunks,
+                            .ring = l->ring,
+                            .f32_weights = p->weight_type != p->type,
+                            .shared_weights = l->shared_weights,
+                            .lookahead = l->lookahead,
+                            .slice = l->slice,
+                            .segments = l->segments,
+                            .row_group = l->row_group,
+                            .mail = (unsigned long long *)(workspace + l->mail_at),
+                            .sums = (double *)(workspace + l->sums_at),
+                            .dweight_parts = buffers->dweight ? workspace + l->dweight_at : NULL,
+                            .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL};
+  onepass_status status = ONEPASS_OK;
+  if (l->mail_size && way->step_count) {
+    status = onepass_cuda_queue_zeros(args.mail, l->mail_size, stream);
+  }
+  const bool sums_weights = buffers->dweight || buffers->dbias;
+  for (int i = 0; i < way->step_count && status == ONEPASS_OK; i++) {
+    if (sums_weights && i + 1 == way->step_count) args.segments = l->parts;
+    status = onepass_cuda_queue(&way->steps[i], &args, stream);
+  }
+  return status;
+}
+
+onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
+  onepass_norm_problem *p = &plan->problem.norm;
+  onepass_norm_cuda *ways = &plan->cuda.norm;
+  const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
+  p->one_over_n = 1 / (double)p->elements.count;
+  if (!onepass_norm_choose_cuda(p, &plan->layouts, device, asked, true, &ways->aligned.launch) ||
+      !onepass_norm_choose_cuda(p, &plan->layouts, device, asked, false, &ways->other.launch)) {
+    return onepass_fail(ONEPASS_BAD_OPTION,
+                        "options.cuda_kernel = %d (%s): expected one that can do this %s",
+                        (int)asked, onepass_cuda_kernel_name(asked), p->op->name);
+  }
+  onepass_status status = add_steps(plan, &ways->aligned);
+  if (status == ONEPASS_OK) status = add_steps(plan, &ways->other);
+  if (status != ONEPASS_OK) return status;
+  const onepass_norm_launch *l = &ways->aligned.launch;
+  plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
+  plan->info.workspace = l->workspace > ways->other.launch.workspace ? l->workspace
+                                                                     : ways->other.launch.workspace;
+  plan->info.grid = l->grid;
+  plan->info.block = l->block;
+  plan->info.cluster = l->cluster;
+  plan->info.shared = l->shared;
+  plan->info.launches = ways->aligned.step_count + (l->mail_size ? 1 : 0);
+  plan->queue = queue_norm;
+  return ONEPASS_OK;
+}

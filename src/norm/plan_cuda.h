@@ -1,0 +1,26 @@
+/* The part of a plan that a normalization on a GPU needs. */
+#ifndef ONEPASS_NORM_PLAN_CUDA_H
+#define ONEPASS_NORM_PLAN_CUDA_H
+
+#include "norm/launch_cuda.h"
+
+enum { ONEPASS_NORM_MOST_STEPS = 4 };
+
+/* One way to do it: its launches in their order. */
+typedef struct onepass_norm_way {
+  onepass_norm_launch launch;
+  onepass_cuda_launch steps[ONEPASS_NORM_MOST_STEPS];
+  int32_t step_count;
+} onepass_norm_way;
+
+typedef struct onepass_norm_cuda {
+  onepass_norm_way aligned; /* where all buffers start at multiples of 16 bytes */
+  onepass_norm_way other;
+} onepass_norm_cuda;
+
+struct onepass_plan;
+
+/* Choose and load the kernels of a checked problem. */
+onepass_status onepass_norm_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked);
+
+#endif

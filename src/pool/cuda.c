@@ -1,0 +1,78 @@
+/* A pooling on a GPU: its argument and its launch. */
+#include "pool/cuda.h"
+
+#include "core/plan.h"
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* Outputs begin..end whose inputs all exist and are all divided by the kernel. */
+static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
+  /* Windows first..last lie inside the line. */
+  const int64_t first = (p->padding + p->stride - 1) / p->stride;
+  const int64_t room = p->length - p->kernel + p->padding;
+  const int64_t last = room < 0 ? -1 : room / p->stride < p->pooled ? room / p->stride : p->pooled - 1;
+  if (!p->backward) {
+    args->plain_begin = first;
+    args->plain_end = last + 1;
+    return;
+  }
+  /* Elements whose windows are all among those, and exist. */
+  args->plain_begin = first * p->stride - p->padding + p->kernel - 1;
+  args->plain_end = (last + 1) * p->stride - p->padding;
+  if (last < first) args->plain_end = args->plain_begin;
+}
+
+static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers *buffers,
+                                 char *workspace, void *stream) {
+  const onepass_pool_problem *p = &plan->problem.pool;
+  (void)workspace;
+  if (!plan->cuda.pool.step.grid) return ONEPASS_OK;
+  onepass_pool_args args = {.in = p->backward ? buffers->dy : buffers->x,
+                            .out = p->backward ? buffers->dx : buffers->y,
+                            .lines = p->lines,
+                            .in_role = p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X,
+                            .out_role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y,
+                            .inputs = p->backward ? p->pooled : p->length,
+                            .outputs = onepass_pool_outputs(p),
+                            .in_step = p->backward ? p->pooled_step : p->long_step,
+                            .out_step = p->backward ? p->long_step : p->pooled_step,
+                            .length = p->length,
+                            .pooled = p->pooled,
+                            .kernel = p->kernel,
+                            .stride = p->stride,
+                            .padding = p->padding,
+                            .backward = p->backward,
+                            .count_include_pad = p->count_include_pad,
+                            .one_over_kernel = p->one_over_kernel,
+                            .slots = onepass_pool_slots(p),
+                            .tile = plan->cuda.pool.launch.tile};
+  find_plain(p, &args);
+  return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
+}
+
+/* Elements of a line one after the other in both tensors; a single one is nowhere else. */
+static bool is_dense(const onepass_pool_problem *p) {
+  return (p->long_step == 1 || p->length == 1) && (p->pooled_step == 1 || p->pooled == 1);
+}
+
+onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
+  const onepass_pool_problem *p = &plan->problem.pool;
+  onepass_pool_launch *l = &plan->cuda.pool.launch;
+  const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
+  if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) {
+    return onepass_fail(ONEPASS_BAD_OPTION,
+                        "options.cuda_kernel = %d (%s): expected one that can do this avg_pool1d",
+                        (int)asked, onepass_cuda_kernel_name(asked));
+  }
+  onepass_cuda_launch *step = &plan->cuda.pool.step;
+  *step = (onepass_cuda_launch){
+      .grid = l->grid, .block = l->block, .cluster = 1, .shared = l->shared};
+  plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
+  plan->info.grid = l->grid;
+  plan->info.block = l->block;
+  plan->info.cluster = 1;
+  plan->info.shared = l->shared;
+  plan->info.launches = l->grid ? 1 : 0;
+  plan->queue = queue_pool;
+  return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, p->type, l->name, &step->function);
+}

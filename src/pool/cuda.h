@@ -1,0 +1,26 @@
+/* Between the pooling kernels and the code that launches them. Both C and CUDA C++ read this. */
+#ifndef ONEPASS_POOL_CUDA_H
+#define ONEPASS_POOL_CUDA_H
+
+#include "core/tensor.h"
+
+/* The argument of every kernel. A kernel makes lines of `outputs` elements from lines of `inputs`
+ * elements: y from x, or dx from dy. */
+typedef struct onepass_pool_args {
+  const void *in;
+  void *out;
+  onepass_walk lines;
+  int32_t in_role, out_role;
+  int64_t inputs, outputs;
+  int64_t in_step, out_step; /* from one element of a line to the next */
+  /* The pooling itself. */
+  int64_t length, pooled, kernel, stride, padding;
+  int32_t backward, count_include_pad;
+  double one_over_kernel;
+  /* windows: outputs begin..end need no element beyond the line and no divisor but the kernel. */
+  int64_t plain_begin, plain_end;
+  int64_t slots; /* of a line, at most */
+  int32_t tile;  /* outputs of a block */
+} onepass_pool_args;
+
+#endif

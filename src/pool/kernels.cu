@@ -1,0 +1,294 @@
+/* The pooling kernels for one element type, which the build names.
+ *
+ * Forward, output o of a line is the mean of inputs o*stride - padding and the kernel - 1 after it.
+ * Backward, output i (an element of dx) is the sum of dy/divisor over the windows that hold it. Most
+ * outputs are plain: all their inputs exist and are divided by the kernel. The others, near the ends
+ * of a line, are made one by one by edge_output, which knows all the rules.
+ *
+ * Stores are of 16 aligned bytes wherever a line's outputs start: a line is seen as slots, of which
+ * only the first and the last may be partly another line's. Inputs are read through the L1 cache,
+ * where neighbours meet, so each comes from memory once. */
+#include "cuda/elements.cuh"
+#include "pool/cuda.h"
+
+#if defined(ONEPASS_ELEMENT_f32)
+typedef float element;
+#elif defined(ONEPASS_ELEMENT_f64)
+typedef double element;
+#elif defined(ONEPASS_ELEMENT_f16)
+typedef __half element;
+#elif defined(ONEPASS_ELEMENT_bf16)
+typedef __nv_bfloat16 element;
+#endif
+
+typedef sums_of<element>::type sums;
+typedef onepass_pool_args pool_args;
+
+enum { VEC = vector_of<element>::count, LOG_VEC = VEC == 8 ? 3 : VEC == 4 ? 2 : 1, BLOCK = 256, WARP = 32, WIDE_OUTPUTS = 8 };
+
+/* ---- Where things are ------------------------------------------------------------------------ */
+
+__device__ static int64_t line_offset(const onepass_walk &walk, int role, int64_t line) {
+  if (walk.ndim <= 1) return line * walk.stride[role][0];
+  int64_t offset = 0;
+  for (int axis = walk.ndim - 1; axis > 0; axis--) {
+    offset += line % walk.size[axis] * walk.stride[role][axis];
+    line /= walk.size[axis];
+  }
+  return offset + line * walk.stride[role][0];
+}
+
+__device__ static const element *in_line(const pool_args &a, int64_t line) {
+  return (const element *)a.in + line_offset(a.lines, a.in_role, line);
+}
+
+__device__ static element *out_line(const pool_args &a, int64_t line) {
+  return (element *)a.out + line_offset(a.lines, a.out_role, line);
+}
+
+/* ---- One output by all the rules --------------------------------------------------------------- */
+
+struct window {
+  int64_t begin, end, divisor;
+};
+
+__device__ static window window_of(const pool_args &a, int64_t pooled) {
+  window w;
+  w.begin = pooled * a.stride - a.padding;
+  w.end = w.begin + a.kernel;
+  if (w.end > a.length + a.padding) w.end = a.length + a.padding;
+  const int64_t with_padding = w.end - w.begin;
+  if (w.begin < 0) w.begin = 0;
+  if (w.end > a.length) w.end = a.length;
+  w.divisor = a.count_include_pad ? with_padding : w.end - w.begin;
+  return w;
+}
+
+__device__ static sums edge_output(const pool_args &a, const element *in, int64_t output) {
+  sums sum = 0;
+  if (!a.backward) {
+    const window w = window_of(a, output);
+    for (int64_t i = w.begin; i < w.end; i++) sum += widen(in[i * a.in_step]);
+    return sum / (sums)w.divisor;
+  }
+  const int64_t at = output + a.padding;
+  int64_t first = at < a.kernel ? 0 : (at - a.kernel) / a.stride + 1, last = at / a.stride;
+  if (last > a.pooled - 1) last = a.pooled - 1;
+  for (int64_t o = first; o <= last; o++) sum += widen(in[o * a.in_step]) / (sums)window_of(a, o).divisor;
+  return sum;
+}
+
+/* ---- Slots of 16 bytes of a line's outputs ----------------------------------------------------- */
+
+struct output_slot {
+  const element *in;
+  element *out;  /* the line's first output */
+  int64_t first; /* output at the slot's first position; may be before the line's first */
+  __device__ output_slot(const pool_args &a, int64_t index) {
+    const int64_t line = index / a.slots;
+    in = in_line(a, line);
+    out = out_line(a, line);
+    first = (index - line * a.slots) * VEC - phase_of(out);
+  }
+  __device__ bool is_plain(const pool_args &a) const { return first >= a.plain_begin && first + VEC <= a.plain_end; }
+};
+
+__device__ static void store_edge(const pool_args &a, const output_slot &slot) {
+  for (int j = 0; j < VEC; j++) {
+    const int64_t output = slot.first + j;
+    if (output >= 0 && output < a.outputs) slot.out[output] = narrow_to<element>::from(edge_output(a, slot.in, output));
+  }
+}
+
+__device__ static void store_plain(const output_slot &slot, sums (&v)[VEC], sums factor) {
+#pragma unroll
+  for (int j = 0; j < VEC; j++) v[j] *= factor;
+  store_once(slot.out + slot.first, narrow_pack<sums, element, VEC>(v));
+}
+
+/* SPAN neighbouring elements at any address inside a line: aligned vectors that hold at least one of
+ * them, and a shift. */
+template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const element *from) {
+  const int PACKS = (SPAN + VEC - 2) / VEC + 1;
+  const int phase = phase_of(from);
+  const pack<element, VEC> *packs = (const pack<element, VEC> *)(from - phase);
+  sums all[PACKS * VEC];
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) {
+    if (i * VEC >= phase + SPAN) continue;
+    const pack<element, VEC> part = packs[i];
+#pragma unroll
+    for (int j = 0; j < VEC; j++) all[i * VEC + j] = widen(part.v[j]);
+  }
+#pragma unroll
+  for (int bit = LOG_VEC - 1; bit >= 0; bit--) {
+    const bool shifted = phase >> bit & 1;
+#pragma unroll
+    for (int i = 0; i < PACKS * VEC; i++) {
+      if (i + (1 << bit) >= PACKS * VEC) continue;
+      const sums stays = all[i], comes = all[i + (1 << bit)]; /* values: chosen addresses would be memory */
+      all[i] = shifted ? comes : stays;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) to[i] = all[i];
+}
+
+/* The sum of `count` neighbours, as a tree. */
+template <int COUNT> __device__ inline sums tree_sum(const sums *v) {
+  if constexpr (COUNT == 1) {
+    return v[0];
+  } else {
+    return tree_sum<COUNT / 2>(v) + tree_sum<COUNT - COUNT / 2>(v + COUNT / 2);
+  }
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------ */
+
+/* Small kernels that are known when this is compiled: a thread makes VEC outputs from registers.
+ * `offset` is from an output's number to its first input's, at stride 1. */
+template <int K, int S> __device__ static void small_windows(const pool_args &a) {
+  const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+  if (index >= a.slots * a.lines.count) return;
+  const output_slot slot(a, index);
+  if (!slot.is_plain(a)) {
+    store_edge(a, slot);
+    return;
+  }
+  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
+  const int SPAN = (VEC - 1) * S + K;
+  sums v[SPAN], out[VEC];
+  load_span<SPAN>(v, slot.in + slot.first * S + offset);
+#pragma unroll
+  for (int j = 0; j < VEC; j++) out[j] = tree_sum<K>(v + j * S);
+  store_plain(slot, out, (sums)a.one_over_kernel);
+}
+
+/* Any kernel and stride, a few terms an output. */
+__device__ static void any_windows(const pool_args &a) {
+  const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+  if (index >= a.slots * a.lines.count) return;
+  const output_slot slot(a, index);
+  if (!slot.is_plain(a)) {
+    store_edge(a, slot);
+    return;
+  }
+  sums out[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; j++) {
+    const int64_t output = slot.first + j;
+    int64_t begin, end;
+    if (a.backward) {
+      const int64_t at = output + a.padding;
+      begin = (at - a.kernel) / a.stride + 1;
+      end = at / a.stride + 1;
+    } else {
+      begin = output * a.stride - a.padding;
+      end = begin + a.kernel;
+    }
+    sums sum = 0;
+    for (int64_t i = begin; i < end; i++) sum += widen(slot.in[i]);
+    out[j] = sum;
+  }
+  store_plain(slot, out, (sums)a.one_over_kernel);
+}
+
+/* Long windows that overlap much: sums of 1, 2, 4, ... neighbours are made in shared memory, each
+ * from the one before, and every output takes those that make up its window. A block makes `tile`
+ * outputs of one line; thread t has the outputs t, t + BLOCK, ... */
+__device__ static void doubled_windows(const pool_args &a) {
+  extern __shared__ __align__(16) char shared[];
+  const int64_t tiles = (a.outputs + a.tile - 1) / a.tile;
+  const int64_t line = blockIdx.x / tiles, first = blockIdx.x % tiles * a.tile;
+  const int count = (int)(a.outputs - first < a.tile ? a.outputs - first : a.tile);
+  const element *in = in_line(a, line);
+  element *out = out_line(a, line);
+  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : first * a.stride - a.padding;
+  const int64_t start = a.backward ? first + offset : offset;
+  const int64_t step = a.backward ? 1 : a.stride;
+  const int span = (int)((count - 1) * step + a.kernel);
+  sums *now = (sums *)shared, *next = now + span;
+  for (int i = threadIdx.x; i < span; i += BLOCK) {
+    const int64_t at = start + i;
+    sums v = 0;
+    if (at >= 0 && at < a.inputs) {
+      v = widen(in[at]);
+      if (a.backward) v /= (sums)window_of(a, at).divisor;
+    }
+    now[i] = v;
+  }
+  sums mine[WIDE_OUTPUTS];
+#pragma unroll
+  for (int k = 0; k < WIDE_OUTPUTS; k++) mine[k] = 0;
+  int taken = 0;
+  for (int64_t width = 1; width <= a.kernel; width *= 2) {
+    __syncthreads();
+    if (a.kernel & width) {
+#pragma unroll
+      for (int k = 0; k < WIDE_OUTPUTS; k++) {
+        const int output = threadIdx.x + k * BLOCK;
+        if (output < count) mine[k] += now[output * step + taken];
+      }
+      taken += (int)width;
+    }
+    for (int i = threadIdx.x; i + width < span; i += BLOCK) next[i] = now[i] + now[i + width];
+    sums *swap = now;
+    now = next;
+    next = swap;
+  }
+#pragma unroll
+  for (int k = 0; k < WIDE_OUTPUTS; k++) {
+    const int output = threadIdx.x + k * BLOCK;
+    if (output >= count) continue;
+    sums divisor = 1;
+    if (!a.backward) divisor = (sums)window_of(a, first + output).divisor;
+    out[first + output] = narrow_to<element>::from(mine[k] / divisor);
+  }
+}
+
+/* Long windows that hardly overlap, and windows too long for shared memory: a warp an output. */
+__device__ static void warp_windows(const pool_args &a) {
+  const int64_t index = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP;
+  const int lane = threadIdx.x % WARP;
+  if (index >= a.outputs * a.lines.count) return;
+  const int64_t line = index / a.outputs, output = index % a.outputs;
+  const element *in = in_line(a, line);
+  const window w = window_of(a, output);
+  double sum = 0;
+  for (int64_t start = w.begin + lane; start < w.end; start += 64 * WARP) {
+    sums part = 0;
+    for (int64_t i = start; i < w.end && i < start + 64 * WARP; i += WARP) part += widen(in[i]);
+    sum += part;
+  }
+  for (int mask = WARP / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+  if (lane == 0) out_line(a, line)[output] = narrow_to<element>::from((sums)(sum / (double)w.divisor));
+}
+
+/* Any strides: a thread an output. */
+__device__ static void strided_windows(const pool_args &a) {
+  const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+  if (index >= a.outputs * a.lines.count) return;
+  const int64_t line = index / a.outputs, output = index % a.outputs;
+  out_line(a, line)[output * a.out_step] = narrow_to<element>::from(edge_output(a, in_line(a, line), output));
+}
+
+#define KERNEL(name, call) \
+  extern "C" __global__ void __launch_bounds__(BLOCK, 1) name(const __grid_constant__ pool_args args) { call; }
+
+KERNEL(windows_2_1, (small_windows<2, 1>(args)))
+KERNEL(windows_3_1, (small_windows<3, 1>(args)))
+KERNEL(windows_4_1, (small_windows<4, 1>(args)))
+KERNEL(windows_5_1, (small_windows<5, 1>(args)))
+KERNEL(windows_6_1, (small_windows<6, 1>(args)))
+KERNEL(windows_7_1, (small_windows<7, 1>(args)))
+KERNEL(windows_8_1, (small_windows<8, 1>(args)))
+KERNEL(windows_16_1, (small_windows<16, 1>(args)))
+KERNEL(windows_2_2, (small_windows<2, 2>(args)))
+KERNEL(windows_3_2, (small_windows<3, 2>(args)))
+KERNEL(windows_4_2, (small_windows<4, 2>(args)))
+KERNEL(windows_3_3, (small_windows<3, 3>(args)))
+KERNEL(windows_4_4, (small_windows<4, 4>(args)))
+KERNEL(windows_any, (any_windows(args)))
+KERNEL(windows_doubled, (doubled_windows(args)))
+KERNEL(windows_warp, (warp_windows(args)))
+KERNEL(windows_strided, (strided_windows(args)))

@@ -1,0 +1,89 @@
+/* Which kernel and how many blocks a pooling takes on a GPU: a pure function of the problem. */
+#include "core/plan.h"
+
+enum {
+  BLOCK = 256,
+  WARP = 32,
+  MOST_TERMS = 32,     /* of an output that one thread adds up */
+  WIDE_OUTPUTS = 8,    /* of a thread, by doubling */
+  LONGEST_DOUBLED = 8192
+};
+
+static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- Choices --------------------------------------------------------------------------------- */
+
+static const struct {
+  int64_t kernel, stride;
+  const char *name;
+} small_kernels[] = {{2, 1, "windows_2_1"}, {3, 1, "windows_3_1"},   {4, 1, "windows_4_1"},
+                     {5, 1, "windows_5_1"}, {6, 1, "windows_6_1"},   {7, 1, "windows_7_1"},
+                     {8, 1, "windows_8_1"}, {16, 1, "windows_16_1"}, {2, 2, "windows_2_2"},
+                     {3, 2, "windows_3_2"}, {4, 2, "windows_4_2"},   {3, 3, "windows_3_3"},
+                     {4, 4, "windows_4_4"}};
+
+/* Backward at stride 1 is a window, too; at other strides it is not. */
+static const char *small_kernel_of(const onepass_pool_problem *p) {
+  if (p->backward && p->stride != 1) return NULL;
+  for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
+    if (small_kernels[i].kernel == p->kernel && small_kernels[i].stride == p->stride) {
+      return small_kernels[i].name;
+    }
+  }
+  return NULL;
+}
+
+int64_t onepass_pool_outputs(const onepass_pool_problem *p) {
+  return p->backward ? p->length : p->pooled;
+}
+
+int64_t onepass_pool_slots(const onepass_pool_problem *p) {
+  const int64_t vec = 16 / onepass_type_size(p->type);
+  return divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+}
+
+static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
+  const int64_t terms = p->backward ? divide_up(p->kernel, p->stride) : p->kernel;
+  const int64_t lines = p->lines.count, outputs = onepass_pool_outputs(p);
+  const bool overlaps = p->stride == 1 || (!p->backward && p->kernel > 4 * p->stride);
+  l->name = small_kernel_of(p);
+  if (!l->name && terms <= MOST_TERMS) l->name = "windows_any";
+  if (l->name) {
+    l->grid = divide_up(onepass_pool_slots(p) * lines, BLOCK);
+  } else if (overlaps && p->kernel <= LONGEST_DOUBLED) {
+    /* As many outputs as fit beside their window, twice. */
+    const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
+    const int64_t room = 96 * 1024 / (2 * size) - p->kernel, step = p->backward ? 1 : p->stride;
+    l->name = "windows_doubled";
+    l->tile = (int32_t)most(1, least(least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
+    l->grid = divide_up(outputs, l->tile) * lines;
+    l->shared = (size_t)(2 * ((l->tile - 1) * step + p->kernel) * size);
+  } else if (!p->backward) {
+    l->name = "windows_warp";
+    l->grid = divide_up(outputs * lines, BLOCK / WARP);
+  } else {
+    l->name = "windows_any";
+    l->grid = divide_up(onepass_pool_slots(p) * lines, BLOCK);
+  }
+  return l->grid <= INT32_MAX;
+}
+
+bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
+                              const onepass_cuda_properties *device, onepass_cuda_kernel asked,
+                              onepass_pool_launch *launch) {
+  (void)device;
+  *launch = (onepass_pool_launch){.kernel = ONEPASS_CUDA_WINDOWS, .block = BLOCK};
+  if (asked == ONEPASS_CUDA_WINDOWS && !dense) return false;
+  if (dense && asked != ONEPASS_CUDA_STRIDED) {
+    if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_WINDOWS) return false;
+    if (choose_windows(problem, launch)) return true;
+  }
+  if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
+  launch->kernel = ONEPASS_CUDA_STRIDED;
+  launch->name = "windows_strided";
+  launch->shared = 0;
+  launch->grid = divide_up(onepass_pool_outputs(problem) * problem->lines.count, BLOCK);
+  return launch->grid <= INT32_MAX;
+}

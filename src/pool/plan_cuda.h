@@ -1,0 +1,35 @@
+/* The part of a plan that a pooling on a GPU needs, and how it is chosen. */
+#ifndef ONEPASS_POOL_PLAN_CUDA_H
+#define ONEPASS_POOL_PLAN_CUDA_H
+
+#include "cuda/device.h"
+#include "pool/pool.h"
+
+typedef struct onepass_pool_launch {
+  onepass_cuda_kernel kernel;
+  const char *name;  /* of the kernel function */
+  int64_t grid;
+  int32_t block;
+  size_t shared;
+  int32_t tile;      /* windows: outputs of a block */
+} onepass_pool_launch;
+
+/* False if the kernel that was asked for cannot do the problem. */
+bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
+                              const onepass_cuda_properties *device, onepass_cuda_kernel asked,
+                              onepass_pool_launch *launch);
+
+/* Elements of a line of y, or backward of dx, and slots of 16 bytes they lie in, wherever they
+ * start. */
+int64_t onepass_pool_outputs(const onepass_pool_problem *problem);
+int64_t onepass_pool_slots(const onepass_pool_problem *problem);
+
+typedef struct onepass_pool_cuda {
+  onepass_pool_launch launch;
+  onepass_cuda_launch step;
+} onepass_pool_cuda;
+
+struct onepass_plan;
+onepass_status onepass_pool_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked);
+
+#endif
