@@ -278,7 +278,7 @@ static array *scale_of_terms(const call *reference, enum role role) {
         size = fabs(array_get(output, i));
         break;
       case L1_BACKWARD:
-        size = 2 * dy * array_get(scale, i);
+        size = fmax(2 * dy * array_get(scale, i), fabs(array_get(output, i))); /* x = 0: no scale */
         break;
       case LAYER_FORWARD:
         size = role == Y      ? x * row_rstd * weight + bias
@@ -302,6 +302,13 @@ static array *scale_of_terms(const call *reference, enum role role) {
   return scale;
 }
 
+/* The reference adds up in the plain order, in double: an error like a random walk's. It shows only
+ * where the results are doubles themselves. */
+static double error_of_reference(const call *reference) {
+  const array *summed = reference->role[X] ? reference->role[X] : reference->role[DY];
+  return sqrt((double)summed->count) * dtype_unit(ONEPASS_F64);
+}
+
 double call_distance(const call *c, const call *reference) {
   double worst = 0;
   for (int r = 0; r < ROLES; r++) {
@@ -310,7 +317,7 @@ double call_distance(const call *c, const call *reference) {
     /* Arithmetic in the type of the statistics, one rounding to the output's type, and half of
      * that type's smallest step where a result is that small. */
     onepass_dtype dtype = a->tensor.dtype;
-    double arithmetic = 16 * dtype_unit(dtype_of_stats(dtype));
+    double arithmetic = 16 * dtype_unit(dtype_of_stats(dtype)) + error_of_reference(reference);
     double smallest = dtype.bits == 16 && dtype.code == 2 ? ldexp(1, -25) : 1e-300;
     array *scale = scale_of_terms(reference, (enum role)r);
     for (int64_t i = 0; i < a->count; i++) {

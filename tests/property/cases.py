@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from hypothesis import strategies as st
 
-from onepass_c import DTYPES, Array, Dtype, compact_strides, round_to
+from onepass_c import CUDA_KERNELS, DTYPES, Array, Dtype, Options, compact_strides, round_to
 
 __all__ = [
     "NormCase", "PoolCase", "RECIPES", "array_for", "close", "draw_values", "dtypes", "layouts",
@@ -87,6 +87,15 @@ def array_for(dtype: Dtype, shape: Sequence[int], layout: Optional[Layout],
     return Array(dtype, shape, strides, layout.shift)
 
 
+# ---- How to run ----------------------------------------------------------------------------------
+
+cuda_kernels = st.integers(0, CUDA_KERNELS - 1)
+
+
+def options_for(device: str, threads: int, cuda_kernel: int) -> Options:
+    return Options(0, 0, 0, cuda_kernel) if device == "cuda" else Options(threads, 0, 0, 0)
+
+
 # ---- Norms ---------------------------------------------------------------------------------------
 
 
@@ -104,6 +113,10 @@ class NormCase(NamedTuple):
     seed: int
     layouts: Dict[str, Optional[Layout]]
     threads: int
+    cuda_kernel: int
+
+    def options(self, device: str) -> Options:
+        return options_for(device, self.threads, self.cuda_kernel)
 
     @property
     def first(self) -> int:
@@ -166,6 +179,7 @@ def norm_cases(draw: st.DrawFn, recipes: Sequence[str] = RECIPES,
         layouts={role: draw(layouts()) for role in
                  ("x", "weight", "bias", "y", "mean", "rstd", "dy", "dx", "dweight", "dbias")},
         threads=draw(st.integers(0, 4)),
+        cuda_kernel=draw(cuda_kernels),
     )
 
 
@@ -196,6 +210,10 @@ class PoolCase(NamedTuple):
     input_layout: Optional[Layout]
     output_layout: Optional[Layout]
     threads: int
+    cuda_kernel: int
+
+    def options(self, device: str) -> Options:
+        return options_for(device, self.threads, self.cuda_kernel)
 
     def values(self, count: int) -> List[float]:
         return draw_values(self.recipe, self.seed, count, self.dtype)
@@ -224,6 +242,7 @@ def pool_cases(draw: st.DrawFn, recipes: Sequence[str] = RECIPES,
         input_layout=draw(layouts()),
         output_layout=draw(layouts()),
         threads=draw(st.integers(0, 4)),
+        cuda_kernel=draw(cuda_kernels),
     )
 
 

@@ -1,4 +1,5 @@
-"""The C interface of onepass through ctypes, and arrays in guarded memory of their own.
+"""The C interface of onepass through ctypes, and arrays in guarded memory of their own. A call on a
+GPU copies them there and back.
 
 The library is the one that the environment variable ONEPASS_LIBRARY names. Nothing but the standard
 library is used, so that the tests run wherever Python does.
@@ -13,10 +14,13 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_ui
 from ctypes import c_uint64, c_void_p
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import cuda
+
 __all__ = [
-    "Array", "DTYPES", "Dtype", "FORWARD", "BACKWARD", "L1_NORM", "LAYER_NORM", "MEAN", "SUM",
-    "Norm", "Options", "Pool", "Result", "ROLES", "STATUS", "compact_strides", "last_message",
-    "lib", "plan_and_run", "pool_length", "round_to",
+    "Array", "CUDA_KERNELS", "DEVICES", "DTYPES", "Device", "Dtype", "FORWARD", "BACKWARD",
+    "L1_NORM", "LAYER_NORM", "MEAN", "SUM", "Norm", "Options", "Pool", "Result", "ROLES", "STATUS",
+    "compact_strides", "last_message", "lib", "plan_and_run", "pool_length", "round_to",
+    "tensors_of", "why_no_cuda",
 ]
 
 FORWARD, BACKWARD = 0, 1
@@ -26,8 +30,10 @@ MEAN, SUM = 0, 1
 STATUS = (
     "OK NULL_POINTER BAD_OPERATOR BAD_OPTION BAD_DEVICE BAD_DTYPE BAD_NDIM BAD_SHAPE BAD_STRIDES "
     "BAD_AXIS BAD_KERNEL BAD_WINDOW_STRIDE BAD_PADDING OVERLAP MISALIGNED BAD_WORKSPACE "
-    "OUT_OF_MEMORY"
+    "OUT_OF_MEMORY BAD_STREAM CUDA_ERROR"
 ).split()
+DEVICES = {"cpu": 1, "cuda": 2}  # onepass_device.type
+CUDA_KERNELS = 9  # ONEPASS_CUDA_KERNEL_COUNT
 ROLES = "x weight bias y mean rstd dy dx dweight dbias".split()
 
 
@@ -83,7 +89,12 @@ class Pool(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    _fields_ = [("threads", c_int32), ("vector_level", c_int32), ("reference", c_int32)]
+    _fields_ = [
+        ("threads", c_int32),
+        ("vector_level", c_int32),
+        ("reference", c_int32),
+        ("cuda_kernel", c_int32),
+    ]
 
 
 def _load() -> ctypes.CDLL:
@@ -103,6 +114,7 @@ def _load() -> ctypes.CDLL:
         POINTER(c_void_p), POINTER(Pool), POINTER(Tensors), POINTER(Options)]
     library.onepass_pool_length.argtypes = [
         c_int64, c_int64, c_int64, c_int64, c_int32, POINTER(c_int64)]
+    library.onepass_get_cuda_count.argtypes = [POINTER(c_int32)]
     return library
 
 
@@ -111,6 +123,11 @@ lib = _load()
 
 def last_message() -> str:
     return lib.onepass_last_message().decode()
+
+
+def why_no_cuda() -> str:
+    """The library's reason why there is no CUDA device; empty where there is one."""
+    return last_message() if lib.onepass_get_cuda_count(ctypes.byref(c_int32())) else ""
 
 
 # ---- Types ---------------------------------------------------------------------------------------
@@ -216,6 +233,11 @@ class Array:
             self.first - self._start)
 
     @property
+    def start(self) -> int:
+        """Where the block starts, guard and all; the first element is tensor.byte_offset later."""
+        return ctypes.addressof(self._block) + self._start
+
+    @property
     def address(self) -> int:
         return ctypes.addressof(self._block) + self.first
 
@@ -264,29 +286,80 @@ def tensors_of(arrays: Dict[str, Array]) -> Tensors:
     return tensors
 
 
-def plan_and_run(description: ctypes.Structure, arrays: Dict[str, Array],
-                 options: Optional[Options] = None) -> Result:
-    """Plan and run a norm or a pool on the arrays, with a workspace of exactly the size needed."""
+WORKSPACE_GUARD = 64  # bytes; also what a workspace is aligned to
+WORKSPACE_PATTERN = b"\x5a"
+
+
+def _room_for_workspace(size: int) -> "ctypes.Array":
+    """Guards around the workspace, which may have to move up to a boundary."""
+    whole = size + 3 * WORKSPACE_GUARD
+    return ctypes.create_string_buffer(WORKSPACE_PATTERN * whole, whole)
+
+
+def _expect_only_workspace_written(room: "ctypes.Array", start: int, size: int) -> None:
+    outside = room.raw[:start] + room.raw[start + size:]
+    assert outside == WORKSPACE_PATTERN * len(outside), "written outside the workspace"
+
+
+def _run_on_cpu(plan: c_void_p, arrays: Dict[str, Array]) -> int:
+    buffers = Buffers(**{role: array.address for role, array in arrays.items()})
+    size = lib.onepass_plan_workspace(plan)
+    room = _room_for_workspace(size)
+    start = -ctypes.addressof(room) % WORKSPACE_GUARD + WORKSPACE_GUARD
+    status = lib.onepass_run(plan, ctypes.byref(buffers),
+                             ctypes.addressof(room) + start if size else None, size, None)
+    _expect_only_workspace_written(room, start, size)
+    return status
+
+
+def _run_on_cuda(plan: c_void_p, arrays: Dict[str, Array]) -> int:
+    """Whole blocks go there and come back, so that guards say what was written on the device."""
+    gpu = cuda.gpu()
+    gpu.clear()
+    places = {role: gpu.take(array.size) for role, array in arrays.items()}
+    size = lib.onepass_plan_workspace(plan)
+    room = _room_for_workspace(size)
+    place = gpu.take(len(room))
+    for role, array in arrays.items():
+        gpu.upload(places[role], array.start, array.size)
+    gpu.upload(place, ctypes.addressof(room), len(room))
+    buffers = Buffers(**{role: places[role] + array.tensor.byte_offset
+                         for role, array in arrays.items()})
+    workspace = place + WORKSPACE_GUARD if size else None
+    status = lib.onepass_run(plan, ctypes.byref(buffers), workspace, size, None)
+    gpu.synchronize()
+    for role, array in arrays.items():
+        gpu.download(array.start, places[role], array.size)
+    gpu.download(ctypes.addressof(room), place, len(room))
+    _expect_only_workspace_written(room, WORKSPACE_GUARD, size)
+    return status
+
+
+def _plan(description: ctypes.Structure, arrays: Dict[str, Array],
+          options: Optional[Options]) -> Tuple[int, c_void_p]:
     plan = c_void_p(1)
     make = lib.onepass_plan_norm if isinstance(description, Norm) else lib.onepass_plan_pool
     tensors = tensors_of(arrays)
     status = make(ctypes.byref(plan), ctypes.byref(description), ctypes.byref(tensors),
                   ctypes.byref(options) if options else None)
+    assert (plan.value is None) == (status != 0), "a plan and a failure, or neither"
+    return status, plan
+
+
+def plan_and_run(description: ctypes.Structure, arrays: Dict[str, Array],
+                 options: Optional[Options] = None, device: str = "cpu") -> Result:
+    """Plan and run a norm or a pool on the arrays, with a workspace of exactly the size needed. A
+    kernel in the options that cannot do the problem is left out."""
+    for array in arrays.values():
+        array.tensor.device = Device(DEVICES[device], 0)
+    status, plan = _plan(description, arrays, options)
+    if STATUS[status] == "BAD_OPTION" and options and options.cuda_kernel:
+        status, plan = _plan(description, arrays,
+                             Options(options.threads, options.vector_level, options.reference, 0))
     if status:
-        assert plan.value is None, "a failed plan is not NULL"
         return Result(STATUS[status], last_message(), "plan")
     try:
-        buffers = Buffers(**{role: array.address for role, array in arrays.items()})
-        size = lib.onepass_plan_workspace(plan)
-        room = ctypes.create_string_buffer(b"\x5a" * (size + 128), size + 128) if size else None
-        workspace, start = None, 0
-        if room is not None:
-            start = -ctypes.addressof(room) % 64
-            workspace = ctypes.addressof(room) + start
-        status = lib.onepass_run(plan, ctypes.byref(buffers), workspace, size, None)
-        if room is not None:
-            outside = room.raw[:start] + room.raw[start + size:]
-            assert outside == b"\x5a" * len(outside), "written outside the workspace"
+        status = (_run_on_cuda if device == "cuda" else _run_on_cpu)(plan, arrays)
         return Result(STATUS[status], last_message() if status else "", "run")
     finally:
         lib.onepass_plan_destroy(plan)

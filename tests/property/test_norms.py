@@ -1,7 +1,7 @@
 """The norms against the float64 oracle, for any shape, layout, type and values."""
 
 import math
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import oracle
 from cases import NormCase, close, norm_cases, row_indices, sum_constant
@@ -19,8 +19,9 @@ def norm_of(case: NormCase, op: int, direction: int) -> Norm:
     return Norm(op, direction, case.axis, reduction, case.eps)
 
 
-def run(norm: Norm, arrays: Dict[str, Array], threads: int = 0) -> None:
-    result = plan_and_run(norm, arrays, Options(threads, 0, 0))
+def run(device: str, norm: Norm, arrays: Dict[str, Array],
+        options: Optional[Options] = None) -> None:
+    result = plan_and_run(norm, arrays, options, device)
     assert result.status == "OK", result
     for role, array in arrays.items():
         assert array.guards_hold(), f"written between or outside the elements of {role}"
@@ -92,9 +93,9 @@ class Outcome:
 
 
 @given(norm_cases())
-def test_l1_norm_is_x_over_its_mean_or_sum(case: NormCase) -> None:
+def test_l1_norm_is_x_over_its_mean_or_sum(device: str, case: NormCase) -> None:
     arrays = l1_arrays(case, backward=False)
-    run(norm_of(case, L1_NORM, FORWARD), arrays, case.threads)
+    run(device, norm_of(case, L1_NORM, FORWARD), arrays, case.options(device))
     got = Outcome(arrays)
     x = got["x"]
     unit = case.dtype.stats.unit
@@ -106,9 +107,9 @@ def test_l1_norm_is_x_over_its_mean_or_sum(case: NormCase) -> None:
 
 
 @given(norm_cases())
-def test_the_gradient_of_l1_norm_is_the_formulas(case: NormCase) -> None:
+def test_the_gradient_of_l1_norm_is_the_formulas(device: str, case: NormCase) -> None:
     arrays = l1_arrays(case, backward=True)
-    run(norm_of(case, L1_NORM, BACKWARD), arrays, case.threads)
+    run(device, norm_of(case, L1_NORM, BACKWARD), arrays, case.options(device))
     got = Outcome(arrays)
     x, dy = got["x"], got["dy"]
     unit = case.dtype.stats.unit
@@ -127,9 +128,9 @@ def test_the_gradient_of_l1_norm_is_the_formulas(case: NormCase) -> None:
 
 
 @given(norm_cases())
-def test_layer_norm_is_the_formulas(case: NormCase) -> None:
+def test_layer_norm_is_the_formulas(device: str, case: NormCase) -> None:
     arrays = layer_arrays(case)
-    run(norm_of(case, LAYER_NORM, FORWARD), arrays, case.threads)
+    run(device, norm_of(case, LAYER_NORM, FORWARD), arrays, case.options(device))
     got = Outcome(arrays)
     x = got["x"]
     n = math.prod(case.shape[case.first:])
@@ -163,9 +164,9 @@ def mean_error(x: List[float], rstd: float, unit: float) -> float:
 
 
 @given(norm_cases(recipes=FINITE))
-def test_the_gradients_of_layer_norm_are_the_formulas(case: NormCase) -> None:
+def test_the_gradients_of_layer_norm_are_the_formulas(device: str, case: NormCase) -> None:
     arrays = layer_backward_arrays(case)
-    run(norm_of(case, LAYER_NORM, BACKWARD), arrays, case.threads)
+    run(device, norm_of(case, LAYER_NORM, BACKWARD), arrays, case.options(device))
     got = Outcome(arrays)
     x, dy = got["x"], got["dy"]
     n = math.prod(case.shape[case.first:])
@@ -203,12 +204,13 @@ def test_the_gradients_of_layer_norm_are_the_formulas(case: NormCase) -> None:
 # ---- Gradients against finite differences --------------------------------------------------------
 
 
-def loss(norm: Norm, arrays: Dict[str, Array], dy: List[float]) -> float:
-    run(norm, arrays)
+def loss(device: str, norm: Norm, arrays: Dict[str, Array], dy: List[float]) -> float:
+    run(device, norm, arrays)
     return math.fsum(g * y for g, y in zip(dy, arrays["y"].values()))
 
 
-def slopes(norm: Norm, arrays: Dict[str, Array], role: str, dy: List[float]) -> List[float]:
+def slopes(device: str, norm: Norm, arrays: Dict[str, Array], role: str,
+           dy: List[float]) -> List[float]:
     """The central difference of the loss by each element of one input."""
     step = 1e-5
     values = arrays[role].values()
@@ -217,7 +219,7 @@ def slopes(norm: Norm, arrays: Dict[str, Array], role: str, dy: List[float]) -> 
         ends = []
         for moved in (value - step, value + step):
             arrays[role].fill(values[:i] + [moved] + values[i + 1:])
-            ends.append(loss(norm, arrays, dy))
+            ends.append(loss(device, norm, arrays, dy))
         result.append((ends[1] - ends[0]) / (2 * step))
     arrays[role].fill(values)
     return result
@@ -232,16 +234,16 @@ small_rows = st.tuples(st.integers(1, 3), st.integers(2, 6))
 
 
 @given(small_rows, st.booleans(), st.sampled_from((0.0, 1e-3)), norm_cases(["normal"], only=F64))
-def test_the_gradient_of_l1_norm_is_the_slope(shape: Tuple[int, int], mean: bool, eps: float,
-                                              case: NormCase) -> None:
+def test_the_gradient_of_l1_norm_is_the_slope(device: str, shape: Tuple[int, int], mean: bool,
+                                              eps: float, case: NormCase) -> None:
     count = math.prod(shape)
     dy = case.values("dy", count, F64)
     x = away_from_zero(case.values("x", count, F64))
     forward = {"x": Array(F64, shape).fill(x), "y": Array(F64, shape)}
     backward = {"x": forward["x"], "dy": Array(F64, shape).fill(dy), "dx": Array(F64, shape)}
     reduction = MEAN if mean else SUM
-    run(Norm(L1_NORM, BACKWARD, 1, reduction, eps), backward)
-    wanted = slopes(Norm(L1_NORM, FORWARD, 1, reduction, eps), forward, "x", dy)
+    run(device, Norm(L1_NORM, BACKWARD, 1, reduction, eps), backward)
+    wanted = slopes(device, Norm(L1_NORM, FORWARD, 1, reduction, eps), forward, "x", dy)
     note(f"x {x}, dy {dy}")
     for actual, slope in zip(backward["dx"].values(), wanted):
         # The difference's own error: step^2 times a third derivative, and roundoff over step.
@@ -249,7 +251,7 @@ def test_the_gradient_of_l1_norm_is_the_slope(shape: Tuple[int, int], mean: bool
 
 
 @given(small_rows, st.sampled_from((1e-3, 0.1, 1.0)), norm_cases(["normal"], only=F64))
-def test_the_gradients_of_layer_norm_are_the_slopes(shape: Tuple[int, int], eps: float,
+def test_the_gradients_of_layer_norm_are_the_slopes(device: str, shape: Tuple[int, int], eps: float,
                                                     case: NormCase) -> None:
     count, columns = math.prod(shape), shape[1]
     dy = case.values("dy", count, F64)
@@ -260,13 +262,13 @@ def test_the_gradients_of_layer_norm_are_the_slopes(shape: Tuple[int, int], eps:
         "y": Array(F64, shape), "mean": Array(F64, [shape[0]]), "rstd": Array(F64, [shape[0]]),
     }
     forward = Norm(LAYER_NORM, FORWARD, -1, MEAN, eps)
-    run(forward, arrays)
+    run(device, forward, arrays)
     backward = {role: arrays[role] for role in ("x", "weight", "mean", "rstd")}
     backward.update(dy=Array(F64, shape).fill(dy), dx=Array(F64, shape),
                     dweight=Array(F64, [columns]), dbias=Array(F64, [columns]))
-    run(Norm(LAYER_NORM, BACKWARD, -1, MEAN, eps), backward)
+    run(device, Norm(LAYER_NORM, BACKWARD, -1, MEAN, eps), backward)
     for role in ("x", "weight", "bias"):
-        wanted = slopes(forward, arrays, role, dy)
+        wanted = slopes(device, forward, arrays, role, dy)
         for actual, slope in zip(backward["d" + role].values(), wanted):
             # Curvature grows as 1 / deviation^3, and eps keeps that under about 30^3 here.
             assert abs(actual - slope) <= 1e-4 * (1 + abs(slope)), (role, actual, slope)
@@ -278,42 +280,42 @@ powers = st.integers(-6, 6).map(lambda e: 2.0**e)
 
 
 @given(norm_cases(["normal", "integers", "mostly zero"], only=DTYPES["f32"]), powers)
-def test_l1_norm_does_not_see_the_scale_of_x(case: NormCase, factor: float) -> None:
+def test_l1_norm_does_not_see_the_scale_of_x(device: str, case: NormCase, factor: float) -> None:
     """By a power of two not one bit of the result changes."""
     case = case._replace(eps=0.0)
     arrays = l1_arrays(case, backward=False)
     norm = norm_of(case, L1_NORM, FORWARD)
-    run(norm, arrays)
+    run(device, norm, arrays, case.options(device))
     before = arrays["y"].bits()
     arrays["x"].fill([v * factor for v in arrays["x"].values()])
-    run(norm, arrays)
+    run(device, norm, arrays, case.options(device))
     assert arrays["y"].bits() == before
 
 
 @given(norm_cases(["normal"]))
-def test_a_norm_of_minus_x_is_minus_the_norm(case: NormCase) -> None:
+def test_a_norm_of_minus_x_is_minus_the_norm(device: str, case: NormCase) -> None:
     case = case._replace(eps=1e-3, has_bias=False)
     both = ((L1_NORM, l1_arrays(case, backward=False)), (LAYER_NORM, layer_arrays(case)))
     for op, arrays in both:
         norm = norm_of(case, op, FORWARD)
-        run(norm, arrays)
+        run(device, norm, arrays, case.options(device))
         before = arrays["y"].values()
         arrays["x"].fill([-v for v in arrays["x"].values()])
-        run(norm, arrays)
+        run(device, norm, arrays, case.options(device))
         assert [-v for v in arrays["y"].values()] == before
 
 
 @given(norm_cases(["normal"], only=DTYPES["f32"]), powers)
-def test_gradients_are_linear_in_dy(case: NormCase, factor: float) -> None:
+def test_gradients_are_linear_in_dy(device: str, case: NormCase, factor: float) -> None:
     case = case._replace(eps=1e-3)
     both = ((L1_NORM, l1_arrays(case, backward=True)), (LAYER_NORM, layer_backward_arrays(case)))
     for op, arrays in both:
         norm = norm_of(case, op, BACKWARD)
-        run(norm, arrays)
+        run(device, norm, arrays, case.options(device))
         outputs = [role for role in ("dx", "dweight", "dbias") if role in arrays]
         before = {role: arrays[role].values() for role in outputs}
         arrays["dy"].fill([v * factor for v in arrays["dy"].values()])
-        run(norm, arrays)
+        run(device, norm, arrays, case.options(device))
         for role in outputs:
             assert arrays[role].values() == [v * factor for v in before[role]], role
 
@@ -321,23 +323,26 @@ def test_gradients_are_linear_in_dy(case: NormCase, factor: float) -> None:
 # ---- The same bits -------------------------------------------------------------------------------
 
 
-def outputs_of(norm: Norm, arrays: Dict[str, Array], threads: int) -> Dict[str, bytes]:
-    run(norm, arrays, threads)
+def outputs_of(device: str, norm: Norm, arrays: Dict[str, Array],
+               options: Options) -> Dict[str, bytes]:
+    run(device, norm, arrays, options)
     return {role: arrays[role].bits() for role in ("y", "mean", "rstd", "dx", "dweight", "dbias")
             if role in arrays}
 
 
 @given(norm_cases(), st.integers(1, 9))
-def test_neither_time_nor_threads_show_in_the_bits(case: NormCase, threads: int) -> None:
+def test_neither_time_nor_threads_show_in_the_bits(device: str, case: NormCase,
+                                                   threads: int) -> None:
     for norm, arrays in (
         (norm_of(case, L1_NORM, FORWARD), l1_arrays(case, backward=False)),
         (norm_of(case, L1_NORM, BACKWARD), l1_arrays(case, backward=True)),
         (norm_of(case, LAYER_NORM, FORWARD), layer_arrays(case)),
         (norm_of(case, LAYER_NORM, BACKWARD), layer_backward_arrays(case)),
     ):
-        one = outputs_of(norm, arrays, 1)
-        assert outputs_of(norm, arrays, 1) == one
-        assert outputs_of(norm, arrays, threads) == one
+        one, again, many = (
+            outputs_of(device, norm, arrays, case._replace(threads=count).options(device))
+            for count in (1, 1, threads))
+        assert one == again == many
 
 
 @given(norm_cases(FINITE))
@@ -346,7 +351,7 @@ def test_the_reference_agrees_with_the_oracle(case: NormCase) -> None:
     arrays = layer_arrays(case)
     arrays["y"] = Array(F64, case.shape)
     norm = norm_of(case, LAYER_NORM, FORWARD)
-    result = plan_and_run(norm, arrays, Options(0, 0, 1))
+    result = plan_and_run(norm, arrays, Options(0, 0, 1, 0))
     assert result.status == "OK", result
     x, y = arrays["x"].values(), arrays["y"].values()
     n = math.prod(case.shape[case.first:])

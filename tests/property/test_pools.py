@@ -1,7 +1,7 @@
 """AvgPool1d against the float64 oracle, for any window, layout, type and values."""
 
 import math
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import oracle
 from cases import PoolCase, array_for, close, pool_cases, sum_constant
@@ -22,8 +22,9 @@ def pooled_of(case: PoolCase) -> int:
                                 case.ceil_mode)
 
 
-def run(pool: Pool, arrays: Dict[str, Array], threads: int = 0) -> None:
-    result = plan_and_run(pool, arrays, Options(threads, 0, 0))
+def run(device: str, pool: Pool, arrays: Dict[str, Array],
+        options: Optional[Options] = None) -> None:
+    result = plan_and_run(pool, arrays, options, device)
     assert result.status == "OK", result
     for role, array in arrays.items():
         assert array.guards_hold(), f"written between or outside the elements of {role}"
@@ -49,9 +50,9 @@ def rows_of(array: Array) -> List[List[float]]:
 
 
 @given(pool_cases())
-def test_avg_pool_is_the_mean_of_each_window(case: PoolCase) -> None:
+def test_avg_pool_is_the_mean_of_each_window(device: str, case: PoolCase) -> None:
     arrays = forward_arrays(case)
-    run(pool_of(case, FORWARD), arrays, case.threads)
+    run(device, pool_of(case, FORWARD), arrays, case.options(device))
     window = (case.kernel, case.stride, case.padding, case.count_include_pad)
     unit = case.dtype.stats.unit
     for x, y in zip(rows_of(arrays["x"]), rows_of(arrays["y"])):
@@ -63,9 +64,9 @@ def test_avg_pool_is_the_mean_of_each_window(case: PoolCase) -> None:
 
 
 @given(pool_cases())
-def test_the_gradient_of_avg_pool_spreads_each_window(case: PoolCase) -> None:
+def test_the_gradient_of_avg_pool_spreads_each_window(device: str, case: PoolCase) -> None:
     arrays = backward_arrays(case)
-    run(pool_of(case, BACKWARD), arrays, case.threads)
+    run(device, pool_of(case, BACKWARD), arrays, case.options(device))
     window = (case.length, case.kernel, case.stride, case.padding, case.count_include_pad)
     unit = case.dtype.stats.unit
     for dy, dx in zip(rows_of(arrays["dy"]), rows_of(arrays["dx"])):
@@ -77,11 +78,11 @@ def test_the_gradient_of_avg_pool_spreads_each_window(case: PoolCase) -> None:
 
 
 @given(pool_cases(["normal"], only=F64))
-def test_the_gradient_of_avg_pool_is_its_adjoint(case: PoolCase) -> None:
+def test_the_gradient_of_avg_pool_is_its_adjoint(device: str, case: PoolCase) -> None:
     """<dy, pool(x)> = <gradient(dy), x>: exactly what a linear operator's gradient is."""
     forward, backward = forward_arrays(case), backward_arrays(case)
-    run(pool_of(case, FORWARD), forward)
-    run(pool_of(case, BACKWARD), backward)
+    run(device, pool_of(case, FORWARD), forward, case.options(device))
+    run(device, pool_of(case, BACKWARD), backward, case.options(device))
     dy, y = backward["dy"].values(), forward["y"].values()
     dx, x = backward["dx"].values(), forward["x"].values()
     left = math.fsum(a * b for a, b in zip(dy, y))
@@ -92,24 +93,26 @@ def test_the_gradient_of_avg_pool_is_its_adjoint(case: PoolCase) -> None:
 
 
 @given(pool_cases(["normal", "integers"], only=DTYPES["f32"]), st.integers(-6, 6))
-def test_avg_pool_is_linear(case: PoolCase, exponent: int) -> None:
+def test_avg_pool_is_linear(device: str, case: PoolCase, exponent: int) -> None:
     """By a power of two, to the last bit."""
     for direction, arrays in ((FORWARD, forward_arrays(case)), (BACKWARD, backward_arrays(case))):
         given_role, result_role = ("x", "y") if direction == FORWARD else ("dy", "dx")
-        run(pool_of(case, direction), arrays)
+        run(device, pool_of(case, direction), arrays, case.options(device))
         before = arrays[result_role].values()
         arrays[given_role].fill([v * 2.0**exponent for v in arrays[given_role].values()])
-        run(pool_of(case, direction), arrays)
+        run(device, pool_of(case, direction), arrays, case.options(device))
         assert arrays[result_role].values() == [v * 2.0**exponent for v in before]
 
 
 @given(pool_cases(), st.integers(1, 9))
-def test_neither_time_nor_threads_show_in_the_bits(case: PoolCase, threads: int) -> None:
+def test_neither_time_nor_threads_show_in_the_bits(device: str, case: PoolCase,
+                                                   threads: int) -> None:
     for direction, arrays in ((FORWARD, forward_arrays(case)), (BACKWARD, backward_arrays(case))):
         result_role = "y" if direction == FORWARD else "dx"
         bits = []
         for count in (1, 1, threads):
-            run(pool_of(case, direction), arrays, count)
+            run(device, pool_of(case, direction), arrays,
+                case._replace(threads=count).options(device))
             bits.append(arrays[result_role].bits())
         assert bits[0] == bits[1] == bits[2]
 

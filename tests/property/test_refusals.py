@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Tuple
 from cases import NormCase, norm_cases
 from hypothesis import given, note
 from hypothesis import strategies as st
-from onepass_c import BACKWARD, DTYPES, FORWARD, L1_NORM, LAYER_NORM, STATUS
-from onepass_c import Array, Norm, Options, Pool, last_message, lib, pool_length, tensors_of
+from onepass_c import BACKWARD, CUDA_KERNELS, DEVICES, DTYPES, FORWARD, L1_NORM, LAYER_NORM, STATUS
+from onepass_c import Array, Device, Norm, Options, Pool, last_message, lib, pool_length, tensors_of
 from test_norms import layer_arrays, layer_backward_arrays, norm_of
 
 int32s = st.one_of(st.integers(-3, 12), st.integers(-(2**31), 2**31 - 1))
@@ -47,6 +47,12 @@ def apply(arrays: Dict[str, Array], role: str, field: str, value: Any, at: int) 
         setattr(tensor.dtype, field, value)
 
 
+def put_on(device: str, arrays: Dict[str, Array]) -> None:
+    """As far as descriptions go: nothing is run on the arrays."""
+    for array in arrays.values():
+        array.tensor.device = Device(DEVICES[device], 0)
+
+
 def plan_only(description: ctypes.Structure, arrays: Dict[str, Array], options: Options) -> str:
     """Plan; nothing is run, since what the tensors now claim may not be there."""
     plan = ctypes.c_void_p(1)
@@ -67,9 +73,11 @@ def plan_only(description: ctypes.Structure, arrays: Dict[str, Array], options: 
 
 
 @given(norm_cases(["normal"]), st.booleans(), st.data())
-def test_a_broken_tensor_gets_a_status_and_nothing_is_written(case: NormCase, backward: bool,
+def test_a_broken_tensor_gets_a_status_and_nothing_is_written(device: str, case: NormCase,
+                                                              backward: bool,
                                                               data: "st.DataObject") -> None:
     arrays = layer_backward_arrays(case) if backward else layer_arrays(case)
+    put_on(device, arrays)
     kept = dict(arrays)  # what a change takes away must still be unwritten
     before = {role: array.raw() for role, array in kept.items()}
     changed: List[Tuple[str, str, Any]] = []
@@ -79,7 +87,7 @@ def test_a_broken_tensor_gets_a_status_and_nothing_is_written(case: NormCase, ba
         apply(arrays, role, field, value, data.draw(st.integers(0, 7)))
         changed.append((role, field, value))
     status = plan_only(norm_of(case, LAYER_NORM, BACKWARD if backward else FORWARD), arrays,
-                       Options(0, 0, 0))
+                       Options(0, 0, 0, 0))
     for role, field, _ in changed:
         if field in ("ndim", "no shape") or (field == "missing" and role in ("x", "y", "dy", "dx")):
             assert status != "OK", changed
@@ -87,30 +95,33 @@ def test_a_broken_tensor_gets_a_status_and_nothing_is_written(case: NormCase, ba
 
 
 @given(norm_cases(["normal"]), st.sampled_from((L1_NORM, LAYER_NORM)), int32s, int32s, int32s,
-       st.floats(), int32s, int32s)
-def test_a_broken_description_gets_a_status(case: NormCase, op: int, direction: int, axis: int,
-                                            reduction: int, eps: float, threads: int,
-                                            level: int) -> None:
+       st.floats(), int32s, int32s, int32s)
+def test_a_broken_description_gets_a_status(device: str, case: NormCase, op: int, direction: int,
+                                            axis: int, reduction: int, eps: float, threads: int,
+                                            level: int, kernel: int) -> None:
     arrays = {role: array for role, array in layer_arrays(case).items()
               if op == LAYER_NORM or role in ("x", "y")}
+    put_on(device, arrays)
     status = plan_only(Norm(op, direction, axis, reduction, eps), arrays,
-                       Options(threads, level, 0))
+                       Options(threads, level, 0, kernel))
     rank = len(case.shape)
     if (not -rank <= axis < rank or direction not in (FORWARD, BACKWARD) or reduction not in (0, 1)
-            or math.isnan(eps) or eps < 0 or threads < 0 or not 0 <= level <= 4):
+            or math.isnan(eps) or eps < 0 or threads < 0 or not 0 <= level <= 4
+            or not 0 <= kernel < CUDA_KERNELS):
         assert status != "OK"
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), int32s, int32s, int32s, int64s, int64s,
        int64s, int32s, int32s)
-def test_a_broken_pool_gets_a_status(shape: List[int], op: int, direction: int, spatial: int,
-                                     kernel: int, stride: int, padding: int, ceil_mode: int,
-                                     count_include_pad: int) -> None:
+def test_a_broken_pool_gets_a_status(device: str, shape: List[int], op: int, direction: int,
+                                     spatial: int, kernel: int, stride: int, padding: int,
+                                     ceil_mode: int, count_include_pad: int) -> None:
     arrays = {role: Array(DTYPES["f32"], shape) for role in ("x", "y")}
+    put_on(device, arrays)
     before = {role: array.raw() for role, array in arrays.items()}
     pool = Pool(op, direction, spatial, (kernel,), (stride,), (padding,), ceil_mode,
                 count_include_pad)
-    status = plan_only(pool, arrays, Options(0, 0, 0))
+    status = plan_only(pool, arrays, Options(0, 0, 0, 0))
     if op or direction or spatial != 1 or len(shape) not in (2, 3):
         assert status != "OK"
     else:
