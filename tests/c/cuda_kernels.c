@@ -24,6 +24,17 @@ static const int64_t windows[][3] = {{3, 2, 1}, {8, 1, 4}, {2, 2, 0}, {5, 7, 2},
 
 static long runs[ONEPASS_CUDA_KERNEL_COUNT];
 
+static void expect_described(const onepass_plan *plan, const gpu_call *g) {
+  onepass_plan_info info = {0};
+  EXPECT_OK(onepass_plan_describe(plan, &info));
+  EXPECT_TEXT(info.vector, "cuda");
+  EXPECT(info.kernel && info.kernel[0], "%s: no kernel is named", gpu_label_of(g).text);
+  EXPECT(info.grid >= 1 && info.block >= 1 && info.cluster >= 1 && info.launches >= 1,
+         "%s: %lld blocks of %d threads in clusters of %d, %d launches", gpu_label_of(g).text,
+         (long long)info.grid, (int)info.block, (int)info.cluster, (int)info.launches);
+  EXPECT_INT(info.workspace, onepass_plan_workspace(plan));
+}
+
 static void expect_every_kernel_right(const call_form *form) {
   call *host = call_new_as(form);
   call *reference = call_reference(host);
@@ -31,6 +42,7 @@ static void expect_every_kernel_right(const call_form *form) {
   for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
     onepass_plan *plan = gpu_plan(g, kernel);
     if (plan == NULL) continue;
+    expect_described(plan, g);
     gpu_workspace workspace = gpu_workspace_new(plan);
     gpu_upload(g, host);
     EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
