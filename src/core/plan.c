@@ -32,8 +32,7 @@ onepass_status onepass_read_options(const onepass_options *options, onepass_choi
 onepass_status onepass_open_plan_device(onepass_plan *plan, const onepass_choices *choices) {
   const onepass_device device = plan->layouts.device;
   if (device.type != ONEPASS_CUDA) return ONEPASS_OK;
-  const onepass_status status =
-      onepass_cuda_open_device(device.id, "device.id", &plan->device);
+  const onepass_status status = onepass_cuda_open_device(device.id, "device.id", &plan->device);
   if (status != ONEPASS_OK || !choices->reference) return status;
   return onepass_fail(ONEPASS_BAD_OPTION,
                       "options.reference = 1: expected 0, as the reference runs on the CPU");
@@ -168,8 +167,7 @@ onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buff
 static onepass_status run_once_on_device(const onepass_plan *plan, const onepass_buffers *buffers) {
   const size_t size = plan->info.workspace;
   void *workspace = NULL;
-  onepass_status status =
-      size ? onepass_cuda_allocate(plan->device, size, &workspace) : ONEPASS_OK;
+  onepass_status status = size ? onepass_cuda_allocate(plan->device, size, &workspace) : ONEPASS_OK;
   if (status == ONEPASS_OK) status = onepass_run(plan, buffers, workspace, size, NULL);
   if (workspace) onepass_cuda_free(plan->device, workspace);
   return status;

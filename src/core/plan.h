@@ -18,8 +18,8 @@ struct onepass_plan {
   void (*run)(const onepass_plan *plan, const onepass_buffers *buffers, void *workspace);
   /* On a CUDA device, which is NULL otherwise. */
   const onepass_cuda_device *device;
-  onepass_status (*queue)(const onepass_plan *plan, const onepass_buffers *buffers,
-                          char *workspace, void *stream);
+  onepass_status (*queue)(const onepass_plan *plan, const onepass_buffers *buffers, char *workspace,
+                          void *stream);
   const onepass_in_place *in_place;
   int in_place_count;
   union {

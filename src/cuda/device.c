@@ -102,15 +102,17 @@ static onepass_status find_device(int32_t id, const char *argument, CUdevice *de
   onepass_status status = count_devices(&count);
   if (status != ONEPASS_OK) return status;
   if (id < 0 || id >= count || id >= MOST_DEVICES) {
-    return onepass_fail(ONEPASS_BAD_DEVICE, "%s = %d: expected 0 to %d, as there are %d CUDA devices",
-                        argument, (int)id, (int)count - 1, (int)count);
+    return onepass_fail(ONEPASS_BAD_DEVICE,
+                        "%s = %d: expected 0 to %d, as there are %d CUDA devices", argument,
+                        (int)id, (int)count - 1, (int)count);
   }
   const CUresult result = cuda()->cuDeviceGet(device, id);
   return result == CUDA_SUCCESS ? ONEPASS_OK : refused("cuDeviceGet", result);
 }
 
 onepass_status onepass_get_cuda_info(int32_t id, onepass_cuda_info *info) {
-  if (!info) return onepass_fail(ONEPASS_NULL_POINTER, "info = NULL: expected an onepass_cuda_info");
+  if (!info)
+    return onepass_fail(ONEPASS_NULL_POINTER, "info = NULL: expected an onepass_cuda_info");
   CUdevice device;
   onepass_status status = find_device(id, "device", &device);
   if (status != ONEPASS_OK) return status;
@@ -184,8 +186,7 @@ onepass_status onepass_cuda_open_device(int32_t id, const char *argument,
     return find_device(id, argument, &none);
   }
   pthread_mutex_lock(&opening);
-  const onepass_status status =
-      atomic_load(&devices[id]) ? ONEPASS_OK : keep_device(id, argument);
+  const onepass_status status = atomic_load(&devices[id]) ? ONEPASS_OK : keep_device(id, argument);
   *device = atomic_load(&devices[id]);
   pthread_mutex_unlock(&opening);
   return status;
@@ -340,7 +341,8 @@ onepass_status onepass_cuda_check_stream(const onepass_cuda_device *device, void
 
 /* ---- Queueing work --------------------------------------------------------------------------- */
 
-onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void *args, void *stream) {
+onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void *args,
+                                  void *stream) {
   CUlaunchAttribute attributes[2];
   CUlaunchConfig config = {.gridDimX = (unsigned)launch->grid,
                            .gridDimY = 1,
@@ -363,8 +365,7 @@ onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void 
     cooperative->value.cooperative = 1;
   }
   void *parameters[] = {(void *)(uintptr_t)args};
-  const CUresult result =
-      cuda()->cuLaunchKernelEx(&config, launch->function, parameters, NULL);
+  const CUresult result = cuda()->cuLaunchKernelEx(&config, launch->function, parameters, NULL);
   return result == CUDA_SUCCESS ? ONEPASS_OK : refused("launching a kernel", result);
 }
 

@@ -16,8 +16,8 @@ typedef struct symbol {
   void **address;
 } symbol;
 
-#define TEXT_OF(name)  #name
-#define SYMBOL(name)   {TEXT_OF(name), (void **)&driver.api.name},
+#define TEXT_OF(name) #name
+#define SYMBOL(name)  {TEXT_OF(name), (void **)&driver.api.name},
 
 static bool find_functions(void *library) {
   const symbol symbols[] = {ONEPASS_CUDA_FUNCTIONS(SYMBOL)};

@@ -85,6 +85,17 @@ template <class C, class T, int N> __device__ inline void load_any(C (&to)[N], c
   }
 }
 
+/* The same where the address is known to be aligned. */
+template <class C, class T, int N> __device__ inline void load_aligned(C (&to)[N], const T *p) {
+  const int step = sizeof(T) * N < 16 ? N : 16 / (int)sizeof(T);
+#pragma unroll
+  for (int i = 0; i < N; i += step) {
+    const pack<T, step> part = *(const pack<T, step> *)(p + i);
+#pragma unroll
+    for (int j = 0; j < step; j++) to[i + j] = widen(part.v[j]);
+  }
+}
+
 template <class C, class T, int N> __device__ inline void widen_pack(C (&to)[N], const pack<T, N> &from) {
 #pragma unroll
   for (int j = 0; j < N; j++) to[j] = widen(from.v[j]);
@@ -114,16 +125,18 @@ template <int N> __device__ inline void wait_for_all_but() {
 
 /* Wait until at most `groups` groups are still under way; fewer may be. */
 __device__ inline void wait_for_copies(int groups) {
-  switch (groups < 8 ? groups : 8) {
-    case 0: wait_for_all_but<0>(); break;
-    case 1: wait_for_all_but<1>(); break;
-    case 2: wait_for_all_but<2>(); break;
-    case 3: wait_for_all_but<3>(); break;
-    case 4: wait_for_all_but<4>(); break;
-    case 5: wait_for_all_but<5>(); break;
-    case 6: wait_for_all_but<6>(); break;
-    case 7: wait_for_all_but<7>(); break;
-    default: wait_for_all_but<8>(); break;
+  if (groups >= 16) {
+    wait_for_all_but<16>();
+  } else if (groups >= 8) {
+    wait_for_all_but<8>();
+  } else if (groups >= 4) {
+    wait_for_all_but<4>();
+  } else if (groups >= 2) {
+    wait_for_all_but<2>();
+  } else if (groups == 1) {
+    wait_for_all_but<1>();
+  } else {
+    wait_for_all_but<0>();
   }
 }
 

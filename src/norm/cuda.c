@@ -5,7 +5,7 @@
 
 #include "core/plan.h"
 
-enum { SUM_PARTS_BLOCK = 1024, SUM_PARTS_COLUMNS = 32, MERGE_BLOCK = 256, MERGE_ROWS = 8 };
+enum { SUM_PARTS_BLOCK = 256, MERGE_BLOCK = 256, MERGE_ROWS = 8 };
 
 typedef struct naming {
   const onepass_plan *plan;
@@ -29,13 +29,14 @@ static onepass_status add_step(const onepass_plan *plan, onepass_norm_way *way, 
   return status;
 }
 
-#define NAME(...)  \
-  char name[48];   \
+#define NAME(...) \
+  char name[48];  \
   snprintf(name, sizeof name, __VA_ARGS__)
 
 static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   const onepass_norm_launch *l = &way->launch;
-  const char *width = l->vector ? "vector" : "scalar";
+  static const char *const widths[] = {"scalar", "vector", "phased"};
+  const char *width = widths[l->width];
   const onepass_cuda_launch step = {.grid = l->grid,
                                     .block = l->block,
                                     .cluster = l->cluster,
@@ -44,6 +45,11 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS: {
       NAME("%s_warps_%s_%s_%d", n->statistic, n->direction, width, (int)l->packs);
+      return add_step(n->plan, way, name, step);
+    }
+    case ONEPASS_CUDA_BLOCKS:
+    case ONEPASS_CUDA_CLUSTERS: {
+      NAME("%s_blocks_%s_%s", n->statistic, n->direction, width);
       return add_step(n->plan, way, name, step);
     }
     case ONEPASS_CUDA_COLUMNS: {
@@ -70,11 +76,13 @@ static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   if (status != ONEPASS_OK) return status;
   snprintf(name, sizeof name, "%s_merge_%s", n->statistic, n->direction);
   const int64_t merging = (p->rows.count + MERGE_ROWS - 1) / MERGE_ROWS;
-  status = add_step(n->plan, way, name,
-                    (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
+  status =
+      add_step(n->plan, way, name, (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
   if (status != ONEPASS_OK) return status;
   snprintf(name, sizeof name, "%s_apply_%s%s", n->statistic, n->direction,
-           !p->backward ? "" : l->vector ? "_vector" : "_scalar");
+           !p->backward ? ""
+           : l->width   ? "_vector"
+                        : "_scalar");
   return add_step(n->plan, way, name,
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
 }
@@ -82,9 +90,8 @@ static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
 /* What strided rows need before dx is written, which may be over x or dy. */
 static onepass_status add_strided_sums(const naming *n, onepass_norm_way *way) {
   const onepass_norm_launch *l = &way->launch;
-  const onepass_status status =
-      add_step(n->plan, way, "moments_offsets",
-               (onepass_cuda_launch){.grid = l->grid, .block = l->block});
+  const onepass_status status = add_step(n->plan, way, "moments_offsets",
+                                         (onepass_cuda_launch){.grid = l->grid, .block = l->block});
   if (status != ONEPASS_OK) return status;
   return add_step(n->plan, way, "moments_strided_sums",
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
@@ -95,8 +102,9 @@ static onepass_status add_sum_of_parts(const naming *n, onepass_norm_way *way) {
   NAME("%s_sum_parts", n->statistic);
   return add_step(
       n->plan, way, name,
-      (onepass_cuda_launch){.grid = (columns + SUM_PARTS_COLUMNS - 1) / SUM_PARTS_COLUMNS,
-                            .block = SUM_PARTS_BLOCK});
+      (onepass_cuda_launch){
+          .grid = (columns * way->launch.adders + SUM_PARTS_BLOCK - 1) / SUM_PARTS_BLOCK,
+          .block = SUM_PARTS_BLOCK});
 }
 
 static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way) {
@@ -104,8 +112,8 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
   const onepass_norm_problem *p = &plan->problem.norm;
   const bool sums_weights = (plan->layouts.written & (ONEPASS_BIT(ONEPASS_ROLE_DWEIGHT) |
                                                       ONEPASS_BIT(ONEPASS_ROLE_DBIAS))) != 0;
-  const bool saves = (plan->layouts.written & (ONEPASS_BIT(ONEPASS_ROLE_MEAN) |
-                                               ONEPASS_BIT(ONEPASS_ROLE_RSTD))) != 0;
+  const bool saves = (plan->layouts.written &
+                      (ONEPASS_BIT(ONEPASS_ROLE_MEAN) | ONEPASS_BIT(ONEPASS_ROLE_RSTD))) != 0;
   onepass_status status = ONEPASS_OK;
   const bool has_rows = p->rows.count > 0 && (p->elements.count > 0 || saves);
   if (has_rows && way->launch.kernel == ONEPASS_CUDA_PASSES) {
@@ -124,17 +132,23 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-static bool are_aligned(const onepass_buffers *buffers) {
-  const uintptr_t all = (uintptr_t)buffers->x | (uintptr_t)buffers->y | (uintptr_t)buffers->dy |
-                        (uintptr_t)buffers->dx;
-  return all % 16 == 0;
+static onepass_norm_alignment alignment_of(const onepass_buffers *buffers) {
+  const void *const shaped[] = {buffers->x, buffers->y, buffers->dy, buffers->dx};
+  const uintptr_t x = (uintptr_t)buffers->x;
+  uintptr_t all = (uintptr_t)buffers->weight | (uintptr_t)buffers->bias, apart = 0;
+  for (int i = 0; i < 4; i++) {
+    if (!shaped[i]) continue;
+    all |= (uintptr_t)shaped[i];
+    apart |= (uintptr_t)shaped[i] - x;
+  }
+  if (all % 16 == 0) return ONEPASS_NORM_ALIGNED;
+  return apart % 16 == 0 ? ONEPASS_NORM_ALIKE : ONEPASS_NORM_ANYWHERE;
 }
 
 static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers *buffers,
                                  char *workspace, void *stream) {
   const onepass_norm_problem *p = &plan->problem.norm;
-  const onepass_norm_way *way =
-      are_aligned(buffers) ? &plan->cuda.norm.aligned : &plan->cuda.norm.other;
+  const onepass_norm_way *way = &plan->cuda.norm.ways[alignment_of(buffers)];
   const onepass_norm_launch *l = &way->launch;
   onepass_norm_args args = {.at = *buffers,
                             .rows = p->rows,
@@ -143,7 +157,6 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .share = p->divide_by_count ? p->one_over_n : 1,
                             .one_over_n = p->one_over_n,
                             .team = l->team,
-                            .exchange = l->exchange,
                             .chunks = l->chunks,
                             .ring = l->ring,
                             .f32_weights = p->weight_type != p->type,
@@ -162,7 +175,10 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   }
   const bool sums_weights = buffers->dweight || buffers->dbias;
   for (int i = 0; i < way->step_count && status == ONEPASS_OK; i++) {
-    if (sums_weights && i + 1 == way->step_count) args.segments = l->parts;
+    if (sums_weights && i + 1 == way->step_count) {
+      args.segments = l->parts;
+      args.team = l->adders;
+    }
     status = onepass_cuda_queue(&way->steps[i], &args, stream);
   }
   return status;
@@ -173,24 +189,29 @@ onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
   onepass_norm_cuda *ways = &plan->cuda.norm;
   const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
   p->one_over_n = 1 / (double)p->elements.count;
-  if (!onepass_norm_choose_cuda(p, &plan->layouts, device, asked, true, &ways->aligned.launch) ||
-      !onepass_norm_choose_cuda(p, &plan->layouts, device, asked, false, &ways->other.launch)) {
-    return onepass_fail(ONEPASS_BAD_OPTION,
-                        "options.cuda_kernel = %d (%s): expected one that can do this %s",
-                        (int)asked, onepass_cuda_kernel_name(asked), p->op->name);
+  for (int i = 0; i < ONEPASS_NORM_ALIGNMENTS; i++) {
+    onepass_norm_way *way = &ways->ways[i];
+    bool possible = onepass_norm_choose_cuda(p, &plan->layouts, device, asked, i, &way->launch);
+    if (!possible && i == ONEPASS_NORM_ALIGNED) {
+      return onepass_fail(ONEPASS_BAD_OPTION,
+                          "options.cuda_kernel = %d (%s): expected one that can do this %s",
+                          (int)asked, onepass_cuda_kernel_name(asked), p->op->name);
+    }
+    /* Where buffers turn out not to be aligned, another kernel may have to step in. */
+    if (!possible) {
+      onepass_norm_choose_cuda(p, &plan->layouts, device, ONEPASS_CUDA_BEST, i, &way->launch);
+    }
+    const onepass_status status = add_steps(plan, way);
+    if (status != ONEPASS_OK) return status;
+    if (way->launch.workspace > plan->info.workspace) plan->info.workspace = way->launch.workspace;
   }
-  onepass_status status = add_steps(plan, &ways->aligned);
-  if (status == ONEPASS_OK) status = add_steps(plan, &ways->other);
-  if (status != ONEPASS_OK) return status;
-  const onepass_norm_launch *l = &ways->aligned.launch;
+  const onepass_norm_launch *l = &ways->ways[ONEPASS_NORM_ALIGNED].launch;
   plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
-  plan->info.workspace = l->workspace > ways->other.launch.workspace ? l->workspace
-                                                                     : ways->other.launch.workspace;
   plan->info.grid = l->grid;
   plan->info.block = l->block;
   plan->info.cluster = l->cluster;
   plan->info.shared = l->shared;
-  plan->info.launches = ways->aligned.step_count + (l->mail_size ? 1 : 0);
+  plan->info.launches = ways->ways[ONEPASS_NORM_ALIGNED].step_count + (l->mail_size ? 1 : 0);
   plan->queue = queue_norm;
   return ONEPASS_OK;
 }

@@ -13,34 +13,28 @@
 enum { ONEPASS_NORM_MOST_SUMS = 3 };
 
 /* A mailbox of the stream kernels holds words of 32 bits with a tag of 32 bits. */
-enum { ONEPASS_NORM_MAIL_SLOTS = 4, ONEPASS_NORM_MOST_WORDS = 2 * ONEPASS_NORM_MOST_SUMS };
+enum { ONEPASS_NORM_MAIL_SLOTS = 8, ONEPASS_NORM_MOST_WORDS = 2 * ONEPASS_NORM_MOST_SUMS };
 
 /* Slots of 16 bytes that a thread of the stream kernels moves at once. */
-enum { ONEPASS_NORM_CHUNK_SLOTS = 2 };
-
-typedef enum onepass_norm_exchange {
-  ONEPASS_NORM_ALONE,   /* a block has whole rows */
-  ONEPASS_NORM_CLUSTER, /* through the shared memory of a cluster */
-  ONEPASS_NORM_GLOBAL   /* through global memory, between blocks that all run at once */
-} onepass_norm_exchange;
+enum { ONEPASS_NORM_CHUNK_SLOTS = 4 };
 
 /* The argument of every kernel; each uses its part. */
 typedef struct onepass_norm_args {
   onepass_buffers at;
   onepass_walk rows, elements;
   double eps;
-  double share;      /* of an element in the statistic: 1/n for a mean, 1 for a sum */
+  double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;
-  int32_t team;      /* lanes (warps) or blocks (stream) that share a row */
-  int32_t exchange;  /* an onepass_norm_exchange */
-  int32_t chunks;    /* stream: of a slice, at most */
-  int32_t ring;      /* stream: chunks in shared memory */
-  int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t shared_weights; /* stream: weight and bias wait in shared memory */
-  int32_t lookahead; /* stream: the next row is gathered before this one's sums are waited for */
-  int64_t slice;     /* elements of a row that a block has */
-  int64_t segments;  /* passes: of a row; sums of dweight: partial sums */
-  int64_t row_group; /* passes, backward: rows whose dweight is summed by one block */
+  int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
+                        parts */
+  int32_t chunks;           /* stream: of a slice, at most */
+  int32_t ring;             /* stream: chunks in shared memory */
+  int32_t f32_weights;      /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
+  int32_t shared_weights;   /* stream: weight and bias wait in shared memory */
+  int32_t lookahead;        /* stream: rows that are gathered before a row's sums are waited for */
+  int64_t slice;            /* elements of a row that a block has */
+  int64_t segments;         /* passes: of a row; sums of dweight: partial sums */
+  int64_t row_group;        /* passes, backward: rows whose dweight is summed by one block */
   unsigned long long *mail; /* stream */
   double *sums;             /* passes, strided: sums or coefficients of rows */
   void *dweight_parts, *dbias_parts; /* partial sums, in the type of sums, part after part */

@@ -16,6 +16,7 @@ enum { WARP = 32 };
 __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t position) {
   if (walk.ndim <= 1) return position * walk.stride[role][0];
   int64_t offset = 0;
+#pragma unroll 1
   for (int axis = walk.ndim - 1; axis > 0; axis--) {
     offset += position % walk.size[axis] * walk.stride[role][axis];
     position /= walk.size[axis];
@@ -23,8 +24,20 @@ __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t 
   return offset + position * walk.stride[role][0];
 }
 
+/* The same for rows, of which there are fewer than 2^32 where they are on several axes: divisions of
+ * 32 bits keep the kernels small. */
 template <class T> __device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
-  return (T *)base + offset_on(a.rows, role, row);
+  const onepass_walk &walk = a.rows;
+  if (walk.ndim <= 1) return (T *)base + row * walk.stride[role][0];
+  int64_t offset = 0;
+  unsigned position = (unsigned)row;
+#pragma unroll 1
+  for (int axis = walk.ndim - 1; axis > 0; axis--) {
+    const unsigned size = (unsigned)walk.size[axis];
+    offset += position % size * walk.stride[role][axis];
+    position /= size;
+  }
+  return (T *)base + offset + position * walk.stride[role][0];
 }
 
 /* Numbers of weight or bias, which are of x's type or float. */
@@ -34,6 +47,16 @@ __device__ inline void load_weights_at(C (&to)[N], const void *weights, int64_t 
     load_any(to, (const float *)weights + index);
   } else {
     load_any(to, (const T *)weights + index);
+  }
+}
+
+/* The same for kernels that work on aligned packs, or on single elements. */
+template <class T, class C, int N>
+__device__ inline void load_aligned_weights(C (&to)[N], const void *weights, int64_t index, const norm_args &a) {
+  if (sizeof(T) == 2 && a.f32_weights) {
+    load_aligned(to, (const float *)weights + index);
+  } else {
+    load_aligned(to, (const T *)weights + index);
   }
 }
 
@@ -63,38 +86,11 @@ template <class C, int N> struct plain_sums {
   }
 };
 
-/* The mean of some numbers and the sum of their squares about it. */
-template <class C> struct moments {
-  C count, mean, squares;
-  __device__ void clear() { count = mean = squares = 0; }
-  __device__ void merge(const moments &later) {
-    const C all = count + later.count;
-    const C apart = later.mean - mean, portion = all > 0 ? later.count / all : 0;
-    squares += later.squares + apart * apart * count * portion;
-    mean += apart * portion;
-    count = all;
-  }
-  __device__ moments of_lane(int mask) const {
-    moments other;
-    other.count = __shfl_xor_sync(ALL_LANES, count, mask);
-    other.mean = __shfl_xor_sync(ALL_LANES, mean, mask);
-    other.squares = __shfl_xor_sync(ALL_LANES, squares, mask);
-    return other;
-  }
-};
-
-/* The sums of `lanes` neighbouring lanes, a power of two, in every one of them: the lower part first,
- * so that all get the same bits. */
+/* The sums of `lanes` neighbouring lanes, a power of two, with the same bits in every one of them. */
 template <class S> __device__ inline S sum_lanes(S mine, int lanes) {
-  const int lane = threadIdx.x % WARP;
-  for (int mask = 1; mask < lanes; mask *= 2) {
-    S other = mine.of_lane(mask);
-    if (lane & mask) {
-      other.merge(mine);
-      mine = other;
-    } else {
-      mine.merge(other);
-    }
+#pragma unroll
+  for (int mask = 1; mask < WARP; mask *= 2) {
+    if (mask < lanes) mine.merge(mine.of_lane(mask));
   }
   return mine;
 }
@@ -118,106 +114,67 @@ template <class S> __device__ inline S sum_block(S mine, S *of_warps) {
 template <class T> struct slice_view {
   static const int VEC = vector_of<T>::count;
   int phase, end; /* positions of the first element and past the last one */
+  __device__ slice_view() {}
   __device__ slice_view(const T *first, int length) : phase(phase_of(first)), end(phase_of(first) + length) {}
-  __device__ int slots() const { return (end + VEC - 1) / VEC; }
-  __device__ bool is_whole(int slot) const { return slot * VEC >= phase && (slot + 1) * VEC <= end; }
+  __device__ int slots() const { return (int)((unsigned)(end + VEC - 1) / VEC); }
+  __device__ bool is_whole(int slot) const { return slot >= (phase > 0) && slot < (int)((unsigned)end / VEC); }
   __device__ bool has(int position) const { return position >= phase && position < end; }
 };
 
-/* One thread's part of the moments of a row: deviations from the mean of its first slot, which are
- * small numbers, whose squares lose nothing. */
-template <class C> struct thread_moments {
-  C about, count, sum, squares;
-  __device__ void clear() { about = count = sum = squares = 0; }
-  __device__ void add(C v) {
-    const C deviation = v - about;
+/* What the elements of a slot add to the sums of their row. Those of a slot that is partly another
+ * row's are looked at one by one. */
+template <class C, int N> __device__ inline void add_deviations(plain_sums<C, 2> &mine, const C (&v)[N], C about) {
+  C sum = 0, squares = 0; /* of its own, so that slots do not wait for each other */
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const C deviation = v[j] - about;
     sum += deviation;
     squares += deviation * deviation;
   }
-  template <int N> __device__ void add_all(const C (&v)[N]) {
-    if (count == 0) {
-      C of_slot = v[0];
+  mine.v[0] += sum;
+  mine.v[1] += squares;
+}
+
+template <class C, int N> __device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
+  C sum = 0;
 #pragma unroll
-      for (int j = 1; j < N; j++) of_slot += v[j];
-      about = of_slot / N;
-    }
-    count += N;
-#pragma unroll
-    for (int j = 0; j < N; j++) add(v[j]);
+  for (int j = 0; j < N; j++) sum += v[j] < 0 ? -v[j] : v[j];
+  mine.v[0] += sum;
+}
+
+template <bool MOMENTS, class C, int SUMS>
+__device__ inline void add_product(plain_sums<C, SUMS> &mine, C x, C dy, C w, C mean, C rstd) {
+  if constexpr (MOMENTS) {
+    const C z = (x - mean) * rstd, g = dy * w;
+    mine.v[0] += g;
+    mine.v[1] += g * z;
+    mine.v[2] += z;
+  } else {
+    mine.v[0] += x < 0 ? -x : x;
+    mine.v[1] += dy * x;
   }
-  __device__ void add_one(C v) {
-    if (count == 0) about = v;
-    count += 1;
-    add(v);
-  }
-  __device__ moments<C> finish() const {
-    const C more = count > 0 ? sum / count : 0;
-    const C left = squares - sum * more;
-    return moments<C>{count, about + more, left < 0 ? 0 : left};
+}
+
+/* The mean, as `about` and what is to be added, and the squares about it, of `count` numbers. */
+template <class C> struct row_moments {
+  C about, more, squares;
+  bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
+  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C count) {
+    const C of_mean = sums.v[0] * (sums.v[0] / count);
+    about = from;
+    more = sums.v[0] / count;
+    squares = sums.v[1] - of_mean;
+    lossy = !(of_mean <= 4 * squares);
+    if (squares < 0) squares = 0;
   }
 };
 
-/* Add a slot's elements, less `first`, to a thread's moments. */
-template <class T, class C, int N>
-__device__ inline void add_slot(thread_moments<C> &mine, C (&v)[N], const slice_view<T> &view, int slot, C first) {
+/* A number near the mean of the row, for most rows: the mean of its first elements. */
+template <class T> __device__ inline typename sums_of<T>::type guess_mean(const T *slice, int length) {
+  typename sums_of<T>::type sum = 0;
 #pragma unroll
-  for (int j = 0; j < N; j++) v[j] -= first;
-  if (view.is_whole(slot)) {
-    mine.add_all(v);
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      if (view.has(slot * N + j)) mine.add_one(v[j]);
-    }
-  }
-}
-
-template <class T, class C, int N>
-__device__ inline C sum_of_slot(const C (&v)[N], const slice_view<T> &view, int slot) {
-  const bool whole = view.is_whole(slot);
-  C sum = 0;
-#pragma unroll
-  for (int j = 0; j < N; j++) {
-    if (whole || view.has(slot * N + j)) sum += v[j] < 0 ? -v[j] : v[j];
-  }
-  return sum;
-}
-
-/* The terms of a slot's elements in the backward sums. */
-template <bool MOMENTS, class T, class C, int N, int SUMS>
-__device__ inline void add_products(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], const C (&w)[N],
-                                    const slice_view<T> &view, int slot, C mean, C rstd) {
-  const bool whole = view.is_whole(slot);
-  plain_sums<C, SUMS> here;
-  here.clear();
-#pragma unroll
-  for (int j = 0; j < N; j++) {
-    if (!whole && !view.has(slot * N + j)) continue;
-    if constexpr (MOMENTS) {
-      const C z = (x[j] - mean) * rstd, g = dy[j] * w[j];
-      here.v[0] += g;
-      here.v[1] += g * z;
-      here.v[2] += z;
-    } else {
-      here.v[0] += x[j] < 0 ? -x[j] : x[j];
-      here.v[1] += dy[j] * x[j];
-    }
-  }
-  mine.merge(here);
-}
-
-template <class T, class C, int N>
-__device__ inline void store_slot(T *slice, const C (&v)[N], const slice_view<T> &view, int slot, bool alike) {
-  const int first = slot * N - view.phase;
-  const pack<T, N> out = narrow_pack<C, T, N>(v);
-  if (alike && view.is_whole(slot)) {
-    store_once(slice + first, out);
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      if (view.has(slot * N + j)) slice[first + j] = out.v[j];
-    }
-  }
+  for (int i = 0; i < 4; i++) sum += widen(slice[i < length ? i : 0]);
+  return sum / 4;
 }
 
 /* ---- What is done with them ------------------------------------------------------------------ */
@@ -228,6 +185,9 @@ template <class C> struct row_scale {
   C shift, scale, offset, denominator;
   bool divide;
 };
+
+__device__ inline float one_over_root(float v) { return rsqrtf(v); }
+__device__ inline double one_over_root(double v) { return 1 / sqrt(v); }
 
 template <class C> __device__ inline bool is_normal(C v);
 template <> __device__ inline bool is_normal(float v) { return v >= 0x1p-126f && v <= 0x1.fffffep127f; }
@@ -246,10 +206,9 @@ template <class C> __device__ inline row_scale<C> scale_by_sum(double sum, const
 /* A mean of 1e4 rounded to float is off by up to 5e-4; the offset puts back what rounding took. */
 template <class C> __device__ inline row_scale<C> scale_by_moments(double mean, double squares, const norm_args &a) {
   row_scale<C> row = {0};
-  const double rstd = 1 / sqrt(squares * a.one_over_n + a.eps);
-  row.scale = (C)rstd;
+  row.scale = one_over_root((C)(squares * a.one_over_n + a.eps));
   row.shift = (C)mean;
-  row.offset = (C)(((double)row.shift - mean) * rstd);
+  row.offset = (C)((double)row.shift - mean) * row.scale;
   return row;
 }
 
@@ -268,10 +227,9 @@ template <class C> struct row_gradient {
 
 template <class C> __device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
   row_gradient<C> row = {0};
-  const double denominator = sum * a.share + a.eps;
-  row.denominator = (C)denominator;
+  row.denominator = (C)(sum * a.share + a.eps);
   row.scale = 1 / row.denominator;
-  row.slope = (C)(dot / denominator / denominator * a.share);
+  row.slope = (C)(dot * a.share) / row.denominator / row.denominator;
   row.divide = !is_normal(row.scale);
   return row;
 }

@@ -8,30 +8,71 @@
 
 enum { PASSES_BLOCK = 256, PASSES_PACKS = 4, PASSES_AHEAD = 4 };
 
+/* Packs of a thread, backward. */
+__host__ __device__ constexpr int backward_packs(int vec) { return vec == 8 ? 1 : vec == 1 ? 4 : 2; }
+
 template <bool MOMENTS, bool BACKWARD> struct pass_sums {
   static const int count = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
 };
 
-/* Block b sums segment b % segments, `slice` elements, of row b / segments. */
+template <bool MOMENTS, bool BACKWARD, class C, int N, int SUMS>
+__device__ inline void add_all(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], const C (&w)[N], C mean, C rstd) {
+  if constexpr (BACKWARD) {
+#pragma unroll
+    for (int j = 0; j < N; j++) add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
+  } else if constexpr (MOMENTS) {
+    add_deviations(mine, x, mean);
+  } else {
+    add_magnitudes(mine, x);
+  }
+}
+
+/* Once more about the mean, which turned out to be far from the guess. */
+template <class T, class C>
+__device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &view, C about, int length,
+                                              plain_sums<C, 2> *of_warps) {
+  const int VEC = vector_of<T>::count;
+  plain_sums<C, 2> mine;
+  mine.clear();
+  for (int slot = threadIdx.x; slot < view.slots(); slot += PASSES_BLOCK) {
+    C v[VEC];
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      v[j] = view.has(slot * VEC + j) ? widen(x[slot * VEC + j - view.phase]) : (C)0;
+    }
+    if (view.is_whole(slot)) {
+      add_deviations(mine, v, about);
+    } else {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const C one[1] = {v[j]};
+        if (view.has(slot * VEC + j)) add_deviations(mine, one, about);
+      }
+    }
+  }
+  __syncthreads(); /* the first sums have been read */
+  return row_moments<C>(sum_block(mine, of_warps), about, (C)length);
+}
+
+/* A block sums one segment, `slice` elements, of one row; neighbouring blocks the same segment of all
+ * rows. */
 template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_gather(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, BACKWARD>::count;
   __shared__ C of_warps[PASSES_BLOCK / WARP * ONEPASS_NORM_MOST_SUMS];
-  const int64_t row = blockIdx.x / a.segments, begin = blockIdx.x % a.segments * a.slice;
+  const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count, begin = segment * a.slice;
   const int64_t rest = a.elements.count - begin;
   const int length = (int)(rest < a.slice ? rest : a.slice);
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin;
   const T *dy = BACKWARD ? row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin : NULL;
   const slice_view<T> view(x, length);
   C first = 0, mean = 0, rstd = 0;
-  if (MOMENTS && !BACKWARD) first = widen(*x);
+  if (MOMENTS && !BACKWARD) first = guess_mean(x, length);
   if (MOMENTS && BACKWARD) {
     mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
     rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
   }
-  thread_moments<C> of_x;
   plain_sums<C, SUMS> mine;
-  of_x.clear();
   mine.clear();
   for (int start = threadIdx.x; start < view.slots(); start += PASSES_AHEAD * PASSES_BLOCK) {
     C v[PASSES_AHEAD][VEC], g[PASSES_AHEAD][VEC], w[PASSES_AHEAD][VEC];
@@ -63,23 +104,31 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
     for (int k = 0; k < PASSES_AHEAD; k++) {
       const int slot = start + k * PASSES_BLOCK;
       if (slot >= view.slots()) continue;
-      if constexpr (BACKWARD) {
-        add_products<MOMENTS>(mine, v[k], g[k], w[k], view, slot, mean, rstd);
-      } else if constexpr (MOMENTS) {
-        add_slot(of_x, v[k], view, slot, first);
+      if (view.is_whole(slot)) {
+        add_all<MOMENTS, BACKWARD>(mine, v[k], g[k], w[k], BACKWARD ? mean : first, rstd);
       } else {
-        mine.v[0] += sum_of_slot(v[k], view, slot);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          const C one[1] = {v[k][j]}, one_dy[1] = {BACKWARD ? g[k][j] : 0}, one_w[1] = {BACKWARD && MOMENTS ? w[k][j] : 1};
+          if (view.has(slot * VEC + j)) add_all<MOMENTS, BACKWARD>(mine, one, one_dy, one_w, BACKWARD ? mean : first, rstd);
+        }
       }
     }
   }
-  double *to = a.sums + (int64_t)blockIdx.x * SUMS;
+  double *to = a.sums + (row * a.segments + segment) * SUMS;
+  const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
   if constexpr (MOMENTS && !BACKWARD) {
-    const moments<C> all = sum_block(of_x.finish(), (moments<C> *)of_warps);
-    if (threadIdx.x == 0) to[0] = (double)first + (double)all.mean, to[1] = all.squares;
+    row_moments<C> found(all, first, (C)length);
+    if (found.lossy) found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
+    if (threadIdx.x == 0) to[0] = (double)found.about + (double)found.more, to[1] = found.squares;
   } else {
-    const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
     if (threadIdx.x < SUMS) to[threadIdx.x] = all.v[threadIdx.x];
   }
+}
+
+__device__ inline double elements_of_segment(const norm_args &a, int64_t segment) {
+  const int64_t rest = a.elements.count - segment * a.slice;
+  return (double)(rest < a.slice ? rest : a.slice);
 }
 
 /* A warp merges the sums of a row's segments in place of those of its first segment. */
@@ -91,19 +140,27 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_me
   if (row >= a.rows.count) return;
   double *sums = a.sums + row * a.segments * SUMS;
   if constexpr (MOMENTS && !BACKWARD) {
-    moments<double> mine;
+    plain_sums<double, 2> mine;
+    plain_sums<double, 1> apart;
     mine.clear();
+    apart.clear();
     for (int64_t i = lane; i < a.segments; i += WARP) {
-      const int64_t rest = a.elements.count - i * a.slice;
-      mine.merge(moments<double>{(double)(rest < a.slice ? rest : a.slice), sums[i * SUMS], sums[i * SUMS + 1]});
+      mine.v[0] += sums[i * SUMS] * elements_of_segment(a, i);
+      mine.v[1] += sums[i * SUMS + 1];
     }
     mine = sum_lanes(mine, WARP);
+    const double mean = mine.v[0] * a.one_over_n;
+    for (int64_t i = lane; i < a.segments; i += WARP) {
+      apart.v[0] += (sums[i * SUMS] - mean) * (sums[i * SUMS] - mean) * elements_of_segment(a, i);
+    }
+    const double squares = mine.v[1] + sum_lanes(apart, WARP).v[0];
+    __syncwarp();
     if (lane != 0) return;
-    sums[0] = mine.mean;
-    sums[1] = mine.squares;
-    if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mine.mean;
+    sums[0] = mean;
+    sums[1] = squares;
+    if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
     if (a.at.rstd) {
-      *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale_by_moments<C>(mine.mean, mine.squares, a).scale;
+      *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale_by_moments<C>(mean, squares, a).scale;
     }
   } else {
     plain_sums<double, SUMS> mine;
@@ -117,96 +174,114 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_me
   }
 }
 
+/* The elements of a slot that is partly another's. */
+template <class T, bool MOMENTS, class C>
+__device__ inline void write_edge(const norm_args &a, const row_scale<C> &scale, const slice_view<T> &view, int slot,
+                                  const T *x, T *y, int64_t begin) {
+  if (view.is_whole(slot) || (threadIdx.x == 1 && slot == 0)) return;
+#pragma unroll 1
+  for (int j = 0; j < slice_view<T>::VEC; j++) {
+    const int at = slot * slice_view<T>::VEC + j - view.phase;
+    if (!view.has(at + view.phase)) continue;
+    C v = apply_scale<MOMENTS>(scale, (C)widen(x[at]));
+    if (MOMENTS && a.at.weight) v *= weight_at<T>(a.at.weight, begin + at, a);
+    if (MOMENTS && a.at.bias) v += weight_at<T>(a.at.bias, begin + at, a);
+    y[at] = narrow_to<T>::from(v);
+  }
+}
+
 /* Block b writes PASSES_BLOCK * PASSES_PACKS slots, less one where rows are not aligned, of one row.
- * What was read last comes first: it may still be in the cache. */
+ * What was read last comes first: it may still be in the cache. Neighbouring blocks have the same
+ * columns of all rows, so weight and bias come from memory once. */
 template <class T, bool MOMENTS> __device__ inline void passes_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, false>::count;
   const int width = (PASSES_BLOCK * PASSES_PACKS - 1) * VEC;
-  const int64_t pieces = (a.elements.count + width - 1) / width;
-  const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x, row = block / pieces, begin = block % pieces * width;
+  const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x;
+  const int64_t row = block % a.rows.count, begin = block / a.rows.count * width;
   const int64_t rest = a.elements.count - begin;
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin;
   T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row) + begin;
   const slice_view<T> view(x, (int)(rest < width ? rest : width));
   const bool alike = phase_of(y) == view.phase;
   const double *sums = a.sums + row * a.segments * SUMS;
+  /* The loads of all slots first, so that they are under way together. */
+  pack<T, VEC> x_of[PASSES_PACKS];
+  C weight[PASSES_PACKS][VEC], bias[PASSES_PACKS][VEC];
+#pragma unroll
+  for (int k = 0; k < PASSES_PACKS; k++) {
+    const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
+    if (!view.is_whole(slot)) continue;
+    x_of[k] = load_once<T, VEC>(x + at);
+    if (MOMENTS && a.at.weight) load_weights_at<T>(weight[k], a.at.weight, begin + at, a);
+    if (MOMENTS && a.at.bias) load_weights_at<T>(bias[k], a.at.bias, begin + at, a);
+  }
   row_scale<C> scale;
   if constexpr (MOMENTS) {
     scale = scale_by_moments<C>(sums[0], sums[1], a);
   } else {
     scale = scale_by_sum<C>(sums[0], a);
   }
-  C v[PASSES_PACKS][VEC];
 #pragma unroll
   for (int k = 0; k < PASSES_PACKS; k++) {
     const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
-    if (slot >= view.slots()) continue;
-    if (view.is_whole(slot)) {
-      widen_pack(v[k], load_once<T, VEC>(x + at));
+    if (!view.is_whole(slot)) continue;
+    C v[VEC];
+    widen_pack(v, x_of[k]);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      v[j] = apply_scale<MOMENTS>(scale, v[j]);
+      if (MOMENTS && a.at.weight) v[j] *= weight[k][j];
+      if (MOMENTS && a.at.bias) v[j] += bias[k][j];
+    }
+    const pack<T, VEC> out = narrow_pack<C, T, VEC>(v);
+    if (alike) {
+      store_once(y + at, out);
     } else {
 #pragma unroll
-      for (int j = 0; j < VEC; j++) v[k][j] = view.has(slot * VEC + j) ? widen(x[at + j]) : (C)0;
+      for (int j = 0; j < VEC; j++) y[at + j] = out.v[j];
     }
   }
-#pragma unroll
-  for (int k = 0; k < PASSES_PACKS; k++) {
-    const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
-    if (slot >= view.slots()) continue;
-#pragma unroll
-    for (int j = 0; j < VEC; j++) v[k][j] = apply_scale<MOMENTS>(scale, v[k][j]);
-    if (MOMENTS) {
-      const bool whole = view.is_whole(slot);
-      C part[VEC];
-      if (a.at.weight) {
-        if (whole) load_weights_at<T>(part, a.at.weight, begin + at, a);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-          if (whole || view.has(slot * VEC + j)) v[k][j] *= whole ? part[j] : weight_at<T>(a.at.weight, begin + at + j, a);
-        }
-      }
-      if (a.at.bias) {
-        if (whole) load_weights_at<T>(part, a.at.bias, begin + at, a);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-          if (whole || view.has(slot * VEC + j)) v[k][j] += whole ? part[j] : weight_at<T>(a.at.bias, begin + at + j, a);
-        }
-      }
-    }
-    store_slot(y, v[k], view, slot, alike);
-  }
+  if (threadIdx.x < 2) write_edge<T, MOMENTS>(a, scale, view, threadIdx.x ? view.slots() - 1 : 0, x, y, begin);
 }
 
 /* A block has the same columns of `row_group` rows, so that dweight and dbias are summed in
  * registers. VEC is 1 where rows are not all aligned. */
 template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int SUMS = pass_sums<MOMENTS, true>::count;
-  const int64_t width = (int64_t)PASSES_BLOCK * PASSES_PACKS * VEC, n = a.elements.count;
+  const int SUMS = pass_sums<MOMENTS, true>::count, PACKS = backward_packs(VEC);
+  const int64_t width = (int64_t)PASSES_BLOCK * PACKS * VEC, n = a.elements.count;
   const int64_t pieces = (n + width - 1) / width, group = blockIdx.x / pieces;
   const int64_t begin = blockIdx.x % pieces * width + threadIdx.x * VEC, step = PASSES_BLOCK * VEC;
   const int64_t first_row = group * a.row_group;
   const int64_t last_row = first_row + a.row_group < a.rows.count ? first_row + a.row_group : a.rows.count;
-  C weight[PASSES_PACKS][VEC], dweight[PASSES_PACKS][VEC], dbias[PASSES_PACKS][VEC];
+  C weight[PACKS][VEC], dweight[PACKS][VEC], dbias[PACKS][VEC];
 #pragma unroll
-  for (int k = 0; k < PASSES_PACKS; k++) {
+  for (int k = 0; k < PACKS; k++) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) weight[k][j] = 1, dweight[k][j] = dbias[k][j] = 0;
     if (MOMENTS && a.at.weight && begin + k * step < n) {
-      load_weights_at<T>(weight[k], a.at.weight, begin + k * step, a);
+      load_aligned_weights<T>(weight[k], a.at.weight, begin + k * step, a);
     }
   }
-  for (int64_t row = last_row - 1; row >= first_row; row--) {
+  pack<T, VEC> next_x[PACKS], next_dy[PACKS]; /* on their way while a row is worked on */
+  const auto ask = [&](int64_t row) {
     const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), *dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row);
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+      if (begin + k * step >= n) continue;
+      next_x[k] = load_once<T, VEC>(x + begin + k * step);
+      next_dy[k] = load_once<T, VEC>(dy + begin + k * step);
+    }
+  };
+  ask(last_row - 1);
+  for (int64_t row = last_row - 1; row >= first_row; row--) {
     T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, row);
     const double *sums = a.sums + row * a.segments * SUMS;
-    pack<T, VEC> at_x[PASSES_PACKS], at_dy[PASSES_PACKS];
+    pack<T, VEC> at_x[PACKS], at_dy[PACKS];
 #pragma unroll
-    for (int k = 0; k < PASSES_PACKS; k++) {
-      if (begin + k * step >= n) continue;
-      at_x[k] = load_once<T, VEC>(x + begin + k * step);
-      at_dy[k] = load_once<T, VEC>(dy + begin + k * step);
-    }
+    for (int k = 0; k < PACKS; k++) at_x[k] = next_x[k], at_dy[k] = next_dy[k];
+    if (row > first_row) ask(row - 1);
     row_gradient<C> gradient;
     if constexpr (MOMENTS) {
       gradient = gradient_by_moments<C>(sums[0], sums[1], sums[2], *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
@@ -215,7 +290,7 @@ template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward
       gradient = gradient_by_sums<C>(sums[0], sums[1], a);
     }
 #pragma unroll
-    for (int k = 0; k < PASSES_PACKS; k++) {
+    for (int k = 0; k < PACKS; k++) {
       if (begin + k * step >= n) continue;
       C v[VEC], g[VEC], out[VEC];
       widen_pack(v, at_x[k]);
@@ -236,7 +311,7 @@ template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward
   }
   if (!MOMENTS) return;
 #pragma unroll
-  for (int k = 0; k < PASSES_PACKS; k++) {
+  for (int k = 0; k < PACKS; k++) {
     if (begin + k * step >= n) continue;
 #pragma unroll
     for (int j = 0; j < VEC; j++) {

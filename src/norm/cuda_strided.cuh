@@ -6,13 +6,14 @@
 
 #include "norm/cuda_common.cuh"
 
-enum { COLUMNS_BLOCK = 512, COLUMNS_KEPT = 8, STRIDED_BLOCK = 256 };
+enum { COLUMNS_BLOCK = 512, STRIDED_BLOCK = 256, SUM_PARTS_BLOCK = 256 };
 
 /* L1Norm along an axis with something dense behind it. `team` lanes run along that, VEC elements
- * each; the block's other threads share the rows' elements. Rows of up to COLUMNS_KEPT elements a
+ * each; the block's other threads share the rows' elements. Rows of up to KEPT elements a
  * thread stay in registers, the others are read again. */
 template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const norm_args &a) {
   typedef typename sums_of<T>::type C;
+  const int KEPT = BACKWARD ? 4 : 8;
   __shared__ C shared[(BACKWARD ? 2 : 1) * COLUMNS_BLOCK * VEC];
   const int lanes = a.team, lane = threadIdx.x % lanes, part = threadIdx.x / lanes, parts = COLUMNS_BLOCK / lanes;
   const int last = a.rows.ndim - 1;
@@ -26,20 +27,20 @@ template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const 
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + column;
   const T *dy = BACKWARD ? row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + column : NULL;
   T *out = row_of<T>(BACKWARD ? a.at.dx : a.at.y, a, out_role, row) + column;
-  pack<T, VEC> kept_x[COLUMNS_KEPT], kept_dy[BACKWARD ? COLUMNS_KEPT : 1];
+  pack<T, VEC> kept_x[KEPT], kept_dy[BACKWARD ? KEPT : 1];
   C sum[VEC], dot[VEC];
 #pragma unroll
   for (int j = 0; j < VEC; j++) sum[j] = dot[j] = 0;
-  for (int64_t start = part; active && start < n; start += (int64_t)COLUMNS_KEPT * parts) {
+  for (int64_t start = part; active && start < n; start += (int64_t)KEPT * parts) {
 #pragma unroll
-    for (int k = 0; k < COLUMNS_KEPT; k++) {
+    for (int k = 0; k < KEPT; k++) {
       const int64_t i = start + k * parts;
       if (i >= n) continue;
       kept_x[k] = *(const pack<T, VEC> *)(x + i * x_step);
       if (BACKWARD) kept_dy[k] = *(const pack<T, VEC> *)(dy + i * dy_step);
     }
 #pragma unroll
-    for (int k = 0; k < COLUMNS_KEPT; k++) {
+    for (int k = 0; k < KEPT; k++) {
       if (start + k * parts >= n) continue;
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
@@ -71,17 +72,17 @@ template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const 
       scale[j] = scale_by_sum<C>(all, a);
     }
   }
-  const bool kept = n <= (int64_t)COLUMNS_KEPT * parts;
-  for (int64_t start = part; start < n; start += (int64_t)COLUMNS_KEPT * parts) {
+  const bool kept = n <= (int64_t)KEPT * parts;
+  for (int64_t start = part; start < n; start += (int64_t)KEPT * parts) {
 #pragma unroll
-    for (int k = 0; k < COLUMNS_KEPT; k++) {
+    for (int k = 0; k < KEPT; k++) {
       const int64_t i = start + k * parts;
       if (i >= n) continue;
       if (!kept) kept_x[k] = *(const pack<T, VEC> *)(x + i * x_step);
       if (!kept && BACKWARD) kept_dy[k] = *(const pack<T, VEC> *)(dy + i * dy_step);
     }
 #pragma unroll
-    for (int k = 0; k < COLUMNS_KEPT; k++) {
+    for (int k = 0; k < KEPT; k++) {
       const int64_t i = start + k * parts;
       if (i >= n) continue;
       C v[VEC];
@@ -106,6 +107,16 @@ template <class T, class C> struct strided_row {
   __device__ C get(const void *base, int role, int64_t element) const {
     return widen(row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)]);
   }
+  __device__ plain_sums<C, 2> deviations(C about) const {
+    plain_sums<double, 2> mine;
+    mine.clear();
+    for (int64_t i = threadIdx.x; i < a.elements.count; i += STRIDED_BLOCK) {
+      const C deviation = get(a.at.x, ONEPASS_ROLE_X, i) - about;
+      mine.v[0] += deviation;
+      mine.v[1] += deviation * deviation;
+    }
+    return plain_sums<C, 2>{{(C)mine.v[0], (C)mine.v[1]}};
+  }
   __device__ void put(void *base, int role, int64_t element, C value) const {
     row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] = narrow_to<T>::from(value);
   }
@@ -118,7 +129,7 @@ __device__ inline C strided_weight(const norm_args &a, const void *base, int rol
 
 template <class T, bool MOMENTS> __device__ inline void strided_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  __shared__ moments<C> of_moments[STRIDED_BLOCK / WARP];
+  __shared__ plain_sums<C, 2> of_deviations[STRIDED_BLOCK / WARP];
   __shared__ plain_sums<C, 1> of_sums[STRIDED_BLOCK / WARP];
   const int64_t n = a.elements.count;
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
@@ -126,13 +137,15 @@ template <class T, bool MOMENTS> __device__ inline void strided_forward(const no
     row_scale<C> scale;
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
-      const C first = n ? at.get(a.at.x, ONEPASS_ROLE_X, 0) : 0;
-      thread_moments<C> mine;
-      mine.clear();
-      for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) mine.add_one(at.get(a.at.x, ONEPASS_ROLE_X, i) - first);
-      const moments<C> all = sum_block(mine.finish(), of_moments);
-      const double mean = n ? (double)first + (double)all.mean : nan("");
-      scale = scale_by_moments<C>(mean, all.squares, a);
+      C about = n ? at.get(a.at.x, ONEPASS_ROLE_X, 0) : 0;
+      row_moments<C> found(sum_block(at.deviations(about), of_deviations), about, (C)n);
+      if (found.lossy && n) {
+        about += found.more;
+        __syncthreads(); /* the first sums have been read */
+        found = row_moments<C>(sum_block(at.deviations(about), of_deviations), about, (C)n);
+      }
+      const double mean = n ? (double)found.about + (double)found.more : nan("");
+      scale = scale_by_moments<C>(mean, found.squares, a);
       if (threadIdx.x == 0) {
         if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
         if (a.at.rstd) *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
@@ -245,12 +258,13 @@ template <class T> __device__ inline void strided_sums(const norm_args &a) {
 
 /* ---- dweight and dbias from their parts -------------------------------------------------------- */
 
-/* 32 columns a block, in double, parts 0, 32, 64, ... in thread row 0 and so on. */
+/* `team` threads share the parts of a column, in double: parts 0, team, 2 team, ... go to the first
+ * one and so on. */
 template <class T> __device__ inline void sum_parts(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  __shared__ double shared[WARP][WARP + 1];
-  const int lane = threadIdx.x % WARP, part = threadIdx.x / WARP;
-  const int64_t n = a.elements.count, column = (int64_t)blockIdx.x * WARP + lane;
+  __shared__ double shared[SUM_PARTS_BLOCK];
+  const int width = SUM_PARTS_BLOCK / a.team, lane = threadIdx.x % width, part = threadIdx.x / width;
+  const int64_t n = a.elements.count, column = (int64_t)blockIdx.x * width + lane;
   for (int which = 0; which < 2; which++) {
     const C *parts = (const C *)(which ? a.dbias_parts : a.dweight_parts);
     void *to = which ? a.at.dbias : a.at.dweight;
@@ -258,13 +272,13 @@ template <class T> __device__ inline void sum_parts(const norm_args &a) {
     double sum = 0;
     if (column < n) {
 #pragma unroll 8
-      for (int64_t p = part; p < a.segments; p += WARP) sum += parts[p * n + column];
+      for (int64_t p = part; p < a.segments; p += a.team) sum += parts[p * n + column];
     }
-    shared[part][lane] = sum;
+    shared[threadIdx.x] = sum;
     __syncthreads();
     if (part == 0 && column < n) {
       sum = 0;
-      for (int p = 0; p < WARP; p++) sum += shared[p][lane];
+      for (int p = 0; p < a.team; p++) sum += shared[p * width + lane];
       const int role = which ? ONEPASS_ROLE_DBIAS : ONEPASS_ROLE_DWEIGHT;
       const int64_t at = offset_on(a.elements, role, column);
       if (sizeof(T) == 2 && a.f32_weights) {

@@ -30,18 +30,27 @@ struct warp_rows {
   }
 };
 
-template <class C, class T, int VEC, int PACKS>
-__device__ inline void load_row(C (&v)[PACKS][VEC], const T *row, const warp_rows &w, int64_t n, bool active) {
+template <class T, int VEC, int PACKS>
+__device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const void *base, int role, int64_t row, const warp_rows &w,
+                                const norm_args &a) {
+  const bool active = row < a.rows.count;
+  const T *from = row_of<T>(base, a, role, active ? row : 0);
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
-    if (active && column < n) {
-      widen_pack(v[i], load_once<T, VEC>(row + column));
+    if (active && column < a.elements.count) {
+      to[i] = load_once<T, VEC>(from + column);
     } else {
 #pragma unroll
-      for (int j = 0; j < VEC; j++) v[i][j] = 0;
+      for (int j = 0; j < VEC; j++) to[i].v[j] = narrow_to<T>::from(0);
     }
   }
+}
+
+template <class C, class T, int VEC, int PACKS>
+__device__ inline void widen_row(C (&to)[PACKS][VEC], const pack<T, VEC> (&from)[PACKS]) {
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) widen_pack(to[i], from[i]);
 }
 
 template <class T, class C, int VEC, int PACKS>
@@ -51,7 +60,7 @@ __device__ inline void load_weights(C (&v)[PACKS][VEC], const void *weights, con
     const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
 #pragma unroll
     for (int j = 0; j < VEC; j++) v[i][j] = otherwise;
-    if (weights && column < a.elements.count) load_weights_at<T>(v[i], weights, column, a);
+    if (weights && column < a.elements.count) load_aligned_weights<T>(v[i], weights, column, a);
   }
 }
 
@@ -60,7 +69,7 @@ __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const warp_rows w(a);
   const int64_t n = a.elements.count;
-  const bool keep = MOMENTS && PACKS * VEC <= 8; /* weights stay in registers */
+  const bool keep = MOMENTS && PACKS * VEC * sizeof(C) <= 64; /* weights stay in registers */
   C weight[keep ? PACKS : 1][VEC], bias[keep ? PACKS : 1][VEC];
   if constexpr (keep) {
     load_weights<T, C, VEC, PACKS>(weight, a.at.weight, w, a, 1);
@@ -69,8 +78,10 @@ __device__ inline void warps_forward(const norm_args &a) {
   for (int64_t first = w.first; first < a.rows.count; first += w.step) {
     const int64_t row = first + w.in_warp;
     const bool active = row < a.rows.count;
+    pack<T, VEC> x[PACKS];
     C v[PACKS][VEC];
-    load_row<C, T, VEC, PACKS>(v, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
+    load_row<T, VEC, PACKS>(x, a.at.x, ONEPASS_ROLE_X, row, w, a);
+    widen_row<C, T, VEC, PACKS>(v, x);
     plain_sums<C, 1> sum;
     sum.clear();
 #pragma unroll
@@ -81,7 +92,7 @@ __device__ inline void warps_forward(const norm_args &a) {
     sum = sum_lanes(sum, w.team);
     row_scale<C> scale;
     if (MOMENTS) {
-      /* About the rounded mean; what is left of the deviations' mean corrects it. */
+      /* About the rounded mean, which v becomes; what is left of the deviations' mean corrects it. */
       const C about = sum.v[0] * (C)a.one_over_n;
       plain_sums<C, 2> left;
       left.clear();
@@ -90,16 +101,15 @@ __device__ inline void warps_forward(const norm_args &a) {
         if ((int64_t)(w.lane + i * w.team) * VEC >= n) continue;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const C deviation = v[i][j] - about;
-          left.v[0] += deviation;
-          left.v[1] += deviation * deviation;
+          v[i][j] -= about;
+          left.v[0] += v[i][j];
+          left.v[1] += v[i][j] * v[i][j];
         }
       }
       left = sum_lanes(left, w.team);
       const C more = left.v[0] * (C)a.one_over_n;
       const C variance = (left.v[1] - left.v[0] * more) * (C)a.one_over_n;
-      const C rstd = 1 / sqrt((variance > 0 || variance != variance ? variance : 0) + (C)a.eps);
-      scale.shift = about;
+      const C rstd = one_over_root((variance > 0 || variance != variance ? variance : 0) + (C)a.eps);
       scale.scale = rstd;
       scale.offset = -more * rstd;
       if (active && w.lane == 0) {
@@ -118,19 +128,21 @@ __device__ inline void warps_forward(const norm_args &a) {
       if (!active || column >= n) continue;
       C out[VEC];
 #pragma unroll
-      for (int j = 0; j < VEC; j++) out[j] = apply_scale<MOMENTS>(scale, v[i][j]);
+      for (int j = 0; j < VEC; j++) {
+        out[j] = MOMENTS ? v[i][j] * scale.scale + scale.offset : apply_scale<false>(scale, v[i][j]);
+      }
       if constexpr (keep) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) out[j] = out[j] * weight[i][j] + bias[i][j];
       } else if (MOMENTS) {
         C part[VEC];
         if (a.at.weight) {
-          load_weights_at<T>(part, a.at.weight, column, a);
+          load_aligned_weights<T>(part, a.at.weight, column, a);
 #pragma unroll
           for (int j = 0; j < VEC; j++) out[j] *= part[j];
         }
         if (a.at.bias) {
-          load_weights_at<T>(part, a.at.bias, column, a);
+          load_aligned_weights<T>(part, a.at.bias, column, a);
 #pragma unroll
           for (int j = 0; j < VEC; j++) out[j] += part[j];
         }
@@ -183,9 +195,12 @@ __device__ inline void warps_backward(const norm_args &a) {
     const int64_t row = first + w.in_warp;
     const bool active = row < a.rows.count;
     const int64_t at = active ? row : 0;
+    pack<T, VEC> raw_x[PACKS], raw_dy[PACKS];
     C x[PACKS][VEC], dy[PACKS][VEC];
-    load_row<C, T, VEC, PACKS>(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, at), w, n, active);
-    load_row<C, T, VEC, PACKS>(dy, row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, at), w, n, active);
+    load_row<T, VEC, PACKS>(raw_x, a.at.x, ONEPASS_ROLE_X, row, w, a);
+    load_row<T, VEC, PACKS>(raw_dy, a.at.dy, ONEPASS_ROLE_DY, row, w, a);
+    widen_row<C, T, VEC, PACKS>(x, raw_x);
+    widen_row<C, T, VEC, PACKS>(dy, raw_dy);
     row_gradient<C> gradient = {0};
     C mean = 0, rstd = 0;
     plain_sums<C, 3> sums;

@@ -13,6 +13,7 @@
 enum {
   WARP = 32,
   WARPS_BLOCK = 256,
+  BLOCKS_MOST_THREADS = 512,
   STREAM_MOST_THREADS = 512,
   STREAM_FEWEST_THREADS = 64,
   PASSES_BLOCK = 256,
@@ -21,7 +22,6 @@ enum {
   STRIDED_BLOCK = 256,
   MOST_CLUSTER = 16,
   MOST_WARPS = 16,
-  FIXED_SHARED = (2 * ONEPASS_NORM_MOST_SUMS + 2 * MOST_WARPS * ONEPASS_NORM_MOST_SUMS) * 8,
   RESERVED_SHARED = 1024 /* of every block, by the system */
 };
 
@@ -30,7 +30,7 @@ typedef struct choice {
   const onepass_norm_problem *p;
   const onepass_layouts *layouts;
   const onepass_cuda_properties *device;
-  bool aligned;
+  onepass_norm_alignment alignment;
   bool moments;
   int64_t rows, n;
   int64_t size; /* of an element */
@@ -79,7 +79,7 @@ static bool is_dense(const choice *c) {
  * axes of the rows may be left out. */
 static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_end) {
   const onepass_walk *rows = &c->p->rows;
-  if (!c->aligned) return false;
+  if (c->alignment != ONEPASS_NORM_ALIGNED) return false;
   for (int i = 0; i < 4; i++) {
     if (!onepass_has(c->layouts, whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim - first_axis_from_end; axis++) {
@@ -89,7 +89,23 @@ static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_e
   return true;
 }
 
-static bool takes_vectors(const choice *c) { return c->n % c->vec == 0 && rows_are_aligned(c, c->vec, 0); }
+/* Whether the rows of all tensors shaped as x start at the same place of their 16 bytes. */
+static bool rows_are_alike(const choice *c) {
+  const onepass_walk *rows = &c->p->rows;
+  if (c->alignment == ONEPASS_NORM_ANYWHERE) return false;
+  for (int i = 1; i < 4; i++) {
+    if (!onepass_has(c->layouts, whole_roles[i])) continue;
+    for (int axis = 0; axis < rows->ndim; axis++) {
+      const int64_t apart = rows->stride[whole_roles[i]][axis] - rows->stride[ONEPASS_ROLE_X][axis];
+      if (apart % c->vec) return false;
+    }
+  }
+  return true;
+}
+
+static bool takes_vectors(const choice *c) {
+  return c->n % c->vec == 0 && rows_are_aligned(c, c->vec, 0);
+}
 
 /* ---- Workspace ------------------------------------------------------------------------------- */
 
@@ -102,6 +118,7 @@ static size_t reserve(onepass_norm_launch *l, int64_t bytes) {
 static void reserve_parts(const choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
+  l->adders = (int32_t)least(power_of_two_from(onepass_divide_up(parts, 8)), WARP);
   if (!c->summed) return;
   l->launches++;
   const int64_t bytes = parts * c->n * c->sums_size;
@@ -117,129 +134,146 @@ static int sums_of_row(const choice *c) {
 
 static bool choose_warps(choice *c) {
   onepass_norm_launch *l = c->l;
-  l->vector = takes_vectors(c);
-  const int64_t vec = l->vector ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
-  const int64_t most_packs = !c->p->backward ? 8 : least(4, 16 / vec);
-  if (c->n == 0 || packs_of_row > WARP * most_packs) return false;
-  /* Several packs a lane are several loads under way; a row's lanes still read 128 bytes at once. */
-  const int64_t lanes_worth = most(1, 128 / (vec * c->size));
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
+  const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
+  const int64_t most_packs =
+      l->width ? least(c->p->backward ? 2 : 4, (c->p->backward ? 8 : 16) / vec) : 8;
+  if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
+  /* Several packs a lane are several loads under way; a row's lanes still read 64 bytes at once. */
+  const int64_t lanes_worth = most(1, 64 / (vec * c->size));
   l->packs = 1;
-  while (l->packs < 4 && l->packs < most_packs && packs_of_row >= 2 * l->packs * lanes_worth) {
+  while (l->packs < least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
     l->packs *= 2;
   }
   while (packs_of_row > WARP * l->packs) l->packs *= 2;
   l->team = (int32_t)power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
   l->block = WARPS_BLOCK;
   const int64_t blocks = onepass_divide_up(c->rows, WARPS_BLOCK / l->team);
-  l->grid = least(blocks, (int64_t)c->device->multiprocessors * (c->p->backward ? 4 : 32));
+  l->grid = least(blocks, (int64_t)c->device->multiprocessors * (c->summed ? 4 : 64));
   l->launches = 1;
   l->shared = c->summed ? (size_t)(WARPS_BLOCK / WARP * c->n * c->sums_size) : 0;
   reserve_parts(c, l->grid);
   return true;
 }
 
-/* ---- blocks, clusters, grid: one kernel, teams of more and more blocks ------------------------ */
+/* ---- blocks and clusters --------------------------------------------------------------------- */
 
-/* Bytes of shared memory besides the ring. stream::lay_out knows the same sizes. */
-static int64_t stream_fixed(const choice *c, int64_t team, int64_t slice, bool shared_weights,
-                            onepass_norm_exchange exchange) {
-  const int64_t columns = up_to(slice, 8) + 8;
-  const int arrays = (shared_weights ? c->weights : 0) + c->summed;
-  const int64_t mail =
-      exchange == ONEPASS_NORM_CLUSTER
-          ? ONEPASS_NORM_MAIL_SLOTS * team * 2 * sums_of_row(c) * (int64_t)sizeof(uint64_t)
-          : 0;
-  return arrays * columns * c->sums_size + FIXED_SHARED + mail;
-}
-
-/* Fit slices of a row over `team` blocks with `per_multiprocessor` blocks on each. */
-static bool fit_stream(choice *c, int64_t team, int64_t per_multiprocessor, bool shared_weights,
-                       onepass_norm_exchange exchange) {
+/* Slices of a row in the registers of `team` blocks. */
+static bool fit_blocks(choice *c, int64_t team) {
   onepass_norm_launch *l = c->l;
   const int64_t slice = up_to(onepass_divide_up(c->n, team), 128 / c->size);
-  if (slice * (team - 1) >= c->n || slice > INT32_MAX / 2) return false;
+  if (c->n == 0 || c->rows == 0 || (team > 1 && slice * (team - 1) >= c->n)) return false;
+  l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
+             : rows_are_alike(c) ? ONEPASS_NORM_PHASED
+                                 : ONEPASS_NORM_SCALAR;
+  l->packs = l->width == ONEPASS_NORM_SCALAR ? 8 : c->size == 2 ? 2 : 4;
+  const int64_t vec = l->width == ONEPASS_NORM_SCALAR ? 1 : c->vec;
+  /* A phased row may reach into one pack more. */
+  const int64_t elements = least(slice, c->n) + (l->width == ONEPASS_NORM_PHASED ? vec - 1 : 0);
+  const int64_t threads =
+      up_to(onepass_divide_up(onepass_divide_up(elements, vec), l->packs), WARP);
+  if (threads > BLOCKS_MOST_THREADS) return false;
+  l->team = (int32_t)team;
+  l->slice = slice;
+  l->block = (int32_t)threads;
+  l->shared = (size_t)(c->summed * slice * c->sums_size);
+  /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
+  int64_t teams = least(c->rows, INT32_MAX / team);
+  if (c->summed) {
+    const int64_t by_shared = c->device->shared_multiprocessor / ((int64_t)l->shared + 2048);
+    const int64_t resident = least(most(1, 65536 / (112 * threads)), by_shared);
+    if (resident < 1) return false;
+    teams = least(teams, most(1, resident * c->device->multiprocessors / team));
+  }
+  l->grid = teams * team;
+  l->cluster = (int32_t)team;
+  l->launches = 1;
+  return true;
+}
+
+static bool choose_blocks(choice *c) {
+  if (!fit_blocks(c, 1)) return false;
+  reserve_parts(c, c->l->grid);
+  return true;
+}
+
+/* The smallest cluster of small blocks, so that several run on a multiprocessor and one works while
+ * another waits; larger ones while the chip is not filled. */
+static bool choose_clusters(choice *c) {
+  const onepass_norm_launch nothing = *c->l;
+  onepass_norm_launch best = nothing;
+  bool fits = false;
+  if (c->device->major < 9) return false;
+  for (int64_t team = 2; team <= MOST_CLUSTER; team *= 2) {
+    *c->l = nothing;
+    if (!fit_blocks(c, team)) {
+      if (fits) break;
+      continue;
+    }
+    best = *c->l;
+    fits = true;
+    if (best.block <= 256 && c->rows * team >= c->device->multiprocessors) break;
+  }
+  if (!fits) return false;
+  *c->l = best;
+  reserve_parts(c, best.grid / best.team);
+  return true;
+}
+
+/* ---- grid: rows stream through the shared memory of all blocks -------------------------------- */
+
+/* Bytes of shared memory besides the ring. stream::lay_out knows the same sizes. */
+static int64_t stream_fixed(const choice *c, int64_t team, int64_t slice, bool shared_weights) {
+  const int64_t columns = up_to(slice, 8) + 8;
+  const int arrays = (shared_weights ? c->weights : 0) + c->summed;
+  const int64_t parts =
+      (ONEPASS_NORM_MOST_SUMS + 1 + team * sums_of_row(c)) * (int64_t)sizeof(double);
+  return arrays * columns * c->sums_size + parts +
+         2 * MOST_WARPS * ONEPASS_NORM_MOST_SUMS * c->sums_size;
+}
+
+static bool fit_stream(choice *c, int64_t team, int64_t slice, bool shared_weights) {
+  onepass_norm_launch *l = c->l;
+  if (slice > INT32_MAX / 2) return false;
   const int64_t slots = slice / c->vec + !(takes_vectors(c));
-  int64_t threads = power_of_two_from(onepass_divide_up(slots, 4));
-  threads = least(most(threads, STREAM_FEWEST_THREADS), STREAM_MOST_THREADS);
+  const int64_t threads = least(
+      most(up_to(onepass_divide_up(slots, ONEPASS_NORM_CHUNK_SLOTS), WARP), STREAM_FEWEST_THREADS),
+      STREAM_MOST_THREADS);
   const int64_t chunk = threads * ONEPASS_NORM_CHUNK_SLOTS;
   const int64_t chunks = onepass_divide_up(slots, chunk);
   const int64_t chunk_bytes = chunk * 16 * (c->p->backward ? 2 : 1);
-  const int64_t room =
-      least(c->device->shared_multiprocessor / per_multiprocessor - RESERVED_SHARED,
-            c->device->shared_block) -
-      stream_fixed(c, team, slice, shared_weights, exchange);
+  const int64_t fixed = stream_fixed(c, team, slice, shared_weights);
+  const int64_t room = c->device->shared_block - fixed;
   int64_t ring = room > 0 ? room / chunk_bytes : 0;
-  if (ring > 4 * chunks) ring = 4 * chunks;
-  if (ring < chunks + onepass_divide_up(chunks, 2)) return false;
+  if (ring > 6 * chunks) ring = 6 * chunks;
+  if (ring < chunks + onepass_divide_up(chunks, 4)) return false;
   l->team = (int32_t)team;
-  l->exchange = exchange;
   l->slice = slice;
   l->block = (int32_t)threads;
   l->chunks = (int32_t)chunks;
   l->ring = (int32_t)ring;
   l->shared_weights = shared_weights;
-  l->lookahead = team > 1 && ring >= 2 * chunks;
-  l->shared = (size_t)(ring * chunk_bytes + stream_fixed(c, team, slice, shared_weights, exchange));
-  const int64_t resident = per_multiprocessor * c->device->multiprocessors;
-  l->grid = least(c->rows, most(1, resident / team)) * team;
-  l->cluster = exchange == ONEPASS_NORM_CLUSTER ? (int32_t)team : 1;
-  l->cooperative = exchange == ONEPASS_NORM_GLOBAL;
-  l->launches = 1;
-  return true;
-}
-
-/* As many blocks on a multiprocessor as registers allow, fewer if their shared memory is short. */
-static bool fit_team(choice *c, int64_t team, onepass_norm_exchange exchange) {
-  const int64_t threads = c->p->backward ? 512 : 1024; /* that a multiprocessor has registers for */
-  for (int64_t blocks = threads / STREAM_FEWEST_THREADS; blocks >= 1; blocks /= 2) {
-    if (fit_stream(c, team, blocks, true, exchange) && c->l->block * blocks <= threads) return true;
-  }
-  return false;
-}
-
-static bool choose_blocks(choice *c) {
-  if (c->n == 0 || !fit_team(c, 1, ONEPASS_NORM_ALONE)) return false;
-  reserve_parts(c, c->l->grid);
-  return true;
-}
-
-/* The smallest cluster that holds a row; larger ones while the chip is not filled. */
-static bool choose_clusters(choice *c) {
-  const int64_t chip = c->device->multiprocessors;
-  bool fits = false;
-  if (c->device->major < 9 || c->n == 0) return false;
-  for (int64_t team = 2; team <= MOST_CLUSTER; team *= 2) {
-    onepass_norm_launch before = *c->l;
-    if (fit_team(c, team, ONEPASS_NORM_CLUSTER)) {
-      fits = true;
-      if (c->rows * team >= chip) break;
-    } else if (fits) {
-      *c->l = before;
-      break;
-    }
-  }
-  if (!fits) return false;
-  reserve_parts(c, c->l->grid / c->l->team);
+  l->lookahead = (int32_t)least(3, ring / chunks - 1);
+  l->shared = (size_t)(ring * chunk_bytes + fixed);
+  l->grid = team;
+  l->cooperative = true;
+  l->launches = 2;
   return true;
 }
 
 static bool choose_grid(choice *c) {
   onepass_norm_launch *l = c->l;
-  const int64_t chip = c->device->multiprocessors;
-  if (c->n == 0) return false;
+  if (c->n == 0 || c->rows == 0) return false;
   /* Slices of whole lines: fewer blocks than there are may be enough for the row. */
-  const int64_t slice = up_to(onepass_divide_up(c->n, chip), 128 / c->size);
+  const int64_t slice = up_to(onepass_divide_up(c->n, c->device->multiprocessors), 128 / c->size);
   const int64_t team = onepass_divide_up(c->n, slice);
   if (team < 2) return false;
-  if (!fit_stream(c, team, 1, true, ONEPASS_NORM_GLOBAL) &&
-      !(fit_stream(c, team, 1, false, ONEPASS_NORM_GLOBAL) && !c->p->backward)) {
+  if (!fit_stream(c, team, slice, true) && (c->p->backward || !fit_stream(c, team, slice, false))) {
     return false;
   }
-  l->grid = team;
   l->mail_size =
       (size_t)(ONEPASS_NORM_MAIL_SLOTS * team * 2 * sums_of_row(c) * (int64_t)sizeof(uint64_t));
   l->mail_at = reserve(l, (int64_t)l->mail_size);
-  l->launches++;
   reserve_parts(c, 1);
   return true;
 }
@@ -249,8 +283,8 @@ static bool choose_grid(choice *c) {
 static bool choose_passes(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
-  if (c->n == 0) return false;
-  l->vector = takes_vectors(c);
+  if (c->n == 0 || c->rows == 0) return false;
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   const int64_t share = onepass_divide_up(c->n, onepass_divide_up(16 * chip, c->rows));
   l->slice = up_to(least(most(share, 4096), INT32_MAX / 4), 1024);
   l->segments = onepass_divide_up(c->n, l->slice);
@@ -258,10 +292,13 @@ static bool choose_passes(choice *c) {
   l->block = PASSES_BLOCK;
   l->row_group = c->rows;
   if (c->p->backward) {
-    const int64_t width = (int64_t)PASSES_BLOCK * PASSES_PACKS * (l->vector ? c->vec : 1);
+    /* backward_packs in cuda_passes.cuh */
+    const int64_t packs = !l->width ? 4 : c->vec == 8 ? 1 : 2;
+    const int64_t width = PASSES_BLOCK * packs * (l->width ? c->vec : 1);
     const int64_t pieces = onepass_divide_up(c->n, width);
     /* Without sums over rows, each row is a group. */
-    const int64_t groups = c->summed ? least(c->rows, onepass_divide_up(8 * chip, pieces)) : c->rows;
+    const int64_t groups =
+        c->summed ? least(c->rows, onepass_divide_up(8 * chip, pieces)) : c->rows;
     l->row_group = onepass_divide_up(c->rows, groups);
     l->apply_grid = onepass_divide_up(c->rows, l->row_group) * pieces;
   } else {
@@ -279,7 +316,8 @@ static bool choose_passes(choice *c) {
 
 static bool lanes_are_dense(const choice *c) {
   const onepass_walk *rows = &c->p->rows;
-  if (c->moments || c->n == 0 || rows->ndim == 0 || c->p->elements.ndim > 1) return false;
+  if (c->moments || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1)
+    return false;
   for (int i = 0; i < 4; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) &&
         rows->stride[whole_roles[i]][rows->ndim - 1] != 1) {
@@ -295,14 +333,15 @@ static bool choose_columns(choice *c) {
   const onepass_walk *rows = &c->p->rows;
   const int64_t inner = rows->size[rows->ndim - 1];
   const int64_t pack = least(c->vec, 4); /* more would not fit in the registers */
-  l->vector = inner % pack == 0 && rows_are_aligned(c, pack, 1);
+  bool vector = inner % pack == 0 && rows_are_aligned(c, pack, 1);
   for (int i = 0; i < 4; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) && c->n > 1 &&
         c->p->elements.stride[whole_roles[i]][0] % pack) {
-      l->vector = false;
+      vector = false;
     }
   }
-  const int64_t vec = l->vector ? pack : 1;
+  l->width = vector ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
+  const int64_t vec = vector ? pack : 1;
   /* Narrower strips where there would be fewer blocks than multiprocessors. */
   int64_t lanes = WARP, blocks;
   for (;; lanes /= 2) {
@@ -329,7 +368,8 @@ static bool choose_strided(choice *c) {
   l->launches = 1;
   if (c->summed) {
     const int64_t pieces = most(1, onepass_divide_up(c->n, STRIDED_BLOCK));
-    l->row_group = onepass_divide_up(c->rows, least(c->rows, onepass_divide_up(8 * chip, pieces)));
+    const int64_t rows = most(1, c->rows);
+    l->row_group = onepass_divide_up(rows, least(rows, onepass_divide_up(8 * chip, pieces)));
     const int64_t groups = onepass_divide_up(c->rows, l->row_group);
     l->apply_grid = groups * pieces;
     l->launches = 3;
@@ -348,12 +388,18 @@ static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
   if (kernel == ONEPASS_CUDA_COLUMNS) return choose_columns(c);
   if (!is_dense(c)) return false;
   switch (kernel) {
-    case ONEPASS_CUDA_WARPS: return choose_warps(c);
-    case ONEPASS_CUDA_BLOCKS: return choose_blocks(c);
-    case ONEPASS_CUDA_CLUSTERS: return choose_clusters(c);
-    case ONEPASS_CUDA_GRID: return choose_grid(c);
-    case ONEPASS_CUDA_PASSES: return choose_passes(c);
-    default: return false;
+    case ONEPASS_CUDA_WARPS:
+      return choose_warps(c);
+    case ONEPASS_CUDA_BLOCKS:
+      return choose_blocks(c);
+    case ONEPASS_CUDA_CLUSTERS:
+      return choose_clusters(c);
+    case ONEPASS_CUDA_GRID:
+      return choose_grid(c);
+    case ONEPASS_CUDA_PASSES:
+      return choose_passes(c);
+    default:
+      return false;
   }
 }
 
@@ -362,28 +408,30 @@ static bool leaves_chip_idle(const choice *c) {
   return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
 }
 
+/* Clusters of many blocks wait for each other too long: with rows enough to fill the chip, reading
+ * twice is faster. */
+static bool suits_clusters(const choice *c) {
+  return leaves_chip_idle(c) || (c->l->team <= 4 && !c->p->backward);
+}
+
 static bool choose_best(choice *c) {
-  static const onepass_cuda_kernel ladder[] = {
-      ONEPASS_CUDA_WARPS, ONEPASS_CUDA_BLOCKS,  ONEPASS_CUDA_CLUSTERS,
-      ONEPASS_CUDA_GRID,  ONEPASS_CUDA_PASSES, ONEPASS_CUDA_STRIDED};
   if (!is_dense(c)) {
     return try_kernel(c, ONEPASS_CUDA_COLUMNS) || try_kernel(c, ONEPASS_CUDA_STRIDED);
   }
-  for (int i = 0; i < 6; i++) {
-    if (ladder[i] == ONEPASS_CUDA_BLOCKS && leaves_chip_idle(c)) continue;
-    if (try_kernel(c, ladder[i])) return true;
-  }
-  return false;
+  if (try_kernel(c, ONEPASS_CUDA_WARPS)) return true;
+  if (!leaves_chip_idle(c) && try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
+  if (try_kernel(c, ONEPASS_CUDA_CLUSTERS) && suits_clusters(c)) return true;
+  return try_kernel(c, ONEPASS_CUDA_PASSES) || try_kernel(c, ONEPASS_CUDA_STRIDED);
 }
 
 bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass_layouts *layouts,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
-                              bool aligned, onepass_norm_launch *launch) {
+                              onepass_norm_alignment alignment, onepass_norm_launch *launch) {
   const int64_t size = onepass_type_size(problem->type);
   choice c = {.p = problem,
               .layouts = layouts,
               .device = device,
-              .aligned = aligned,
+              .alignment = alignment,
               .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
               .rows = problem->rows.count,
               .n = problem->elements.count,
@@ -399,7 +447,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
 }
 
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel) {
-  static const char *const names[] = {"best", "warps",   "blocks",  "clusters", "grid",
+  static const char *const names[] = {"best",   "warps",   "blocks",  "clusters", "grid",
                                       "passes", "columns", "strided", "windows"};
   return names[kernel];
 }

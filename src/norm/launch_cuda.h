@@ -6,30 +6,45 @@
 #include "norm/cuda.h"
 #include "norm/norm.h"
 
+/* Where the buffers of x, y, dy, dx, weight and bias start. */
+typedef enum onepass_norm_alignment {
+  ONEPASS_NORM_ALIGNED, /* at multiples of 16 bytes */
+  ONEPASS_NORM_ALIKE,   /* x, y, dy and dx equally far from multiples of 16 bytes */
+  ONEPASS_NORM_ANYWHERE,
+  ONEPASS_NORM_ALIGNMENTS
+} onepass_norm_alignment;
+
+/* How a thread goes along a row. */
+typedef enum onepass_norm_width {
+  ONEPASS_NORM_SCALAR, /* element by element */
+  ONEPASS_NORM_VECTOR, /* 16 bytes at a time, every row being aligned */
+  ONEPASS_NORM_PHASED  /* 16 aligned bytes at a time, wherever rows start */
+} onepass_norm_width;
+
 typedef struct onepass_norm_launch {
   onepass_cuda_kernel kernel;
-  bool vector;  /* warps, passes, columns: 16 bytes at a time */
-  int32_t packs; /* warps: a lane has at most so many */
+  onepass_norm_width width; /* warps, blocks, passes, columns */
+  int32_t packs;            /* warps, blocks: a thread has at most so many */
   int64_t grid;
   int32_t block;
   int32_t cluster;
   bool cooperative;
   size_t shared;
   /* As in onepass_norm_args. */
-  int32_t team, exchange, chunks, ring, shared_weights, lookahead;
+  int32_t team, chunks, ring, shared_weights, lookahead;
   int64_t slice, segments, row_group;
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */
+  int32_t adders;     /* threads that add up the parts of a column */
   /* Where things are in the workspace. */
   size_t mail_at, mail_size, sums_at, dweight_at, dbias_at, workspace;
   int32_t launches;
 } onepass_norm_launch;
 
-/* `aligned`: every buffer starts at a multiple of 16 bytes. `asked`: a kernel, or ONEPASS_CUDA_BEST.
- * False if the kernel that was asked for cannot do the problem. */
+/* `asked`: a kernel, or ONEPASS_CUDA_BEST. False if the kernel that was asked for cannot do the problem. */
 bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass_layouts *layouts,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
-                              bool aligned, onepass_norm_launch *launch);
+                              onepass_norm_alignment alignment, onepass_norm_launch *launch);
 
 /* "warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows" */
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel);

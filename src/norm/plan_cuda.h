@@ -14,8 +14,7 @@ typedef struct onepass_norm_way {
 } onepass_norm_way;
 
 typedef struct onepass_norm_cuda {
-  onepass_norm_way aligned; /* where all buffers start at multiples of 16 bytes */
-  onepass_norm_way other;
+  onepass_norm_way ways[ONEPASS_NORM_ALIGNMENTS]; /* by where the buffers of a run start */
 } onepass_norm_cuda;
 
 struct onepass_plan;

@@ -10,7 +10,9 @@ static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
   /* Windows first..last lie inside the line. */
   const int64_t first = (p->padding + p->stride - 1) / p->stride;
   const int64_t room = p->length - p->kernel + p->padding;
-  const int64_t last = room < 0 ? -1 : room / p->stride < p->pooled ? room / p->stride : p->pooled - 1;
+  const int64_t last = room < 0                       ? -1
+                       : room / p->stride < p->pooled ? room / p->stride
+                                                      : p->pooled - 1;
   if (!p->backward) {
     args->plain_begin = first;
     args->plain_end = last + 1;
@@ -19,12 +21,14 @@ static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
   /* Elements whose windows are all among those, and exist. */
   args->plain_begin = first * p->stride - p->padding + p->kernel - 1;
   args->plain_end = (last + 1) * p->stride - p->padding;
+  if (args->plain_end > p->length) args->plain_end = p->length;
   if (last < first) args->plain_end = args->plain_begin;
 }
 
 static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers *buffers,
                                  char *workspace, void *stream) {
   const onepass_pool_problem *p = &plan->problem.pool;
+  const onepass_pool_launch *l = &plan->cuda.pool.launch;
   (void)workspace;
   if (!plan->cuda.pool.step.grid) return ONEPASS_OK;
   onepass_pool_args args = {.in = p->backward ? buffers->dy : buffers->x,
@@ -44,8 +48,10 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
                             .backward = p->backward,
                             .count_include_pad = p->count_include_pad,
                             .one_over_kernel = p->one_over_kernel,
-                            .slots = onepass_pool_slots(p),
-                            .tile = plan->cuda.pool.launch.tile};
+                            .tiles = l->tiles,
+                            .lanes = l->lanes,
+                            .lines_of_block = l->lines_of_block,
+                            .tile = l->tile};
   find_plain(p, &args);
   return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
 }
@@ -65,8 +71,8 @@ onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
                         (int)asked, onepass_cuda_kernel_name(asked));
   }
   onepass_cuda_launch *step = &plan->cuda.pool.step;
-  *step = (onepass_cuda_launch){
-      .grid = l->grid, .block = l->block, .cluster = 1, .shared = l->shared};
+  *step =
+      (onepass_cuda_launch){.grid = l->grid, .block = l->block, .cluster = 1, .shared = l->shared};
   plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
   plan->info.grid = l->grid;
   plan->info.block = l->block;

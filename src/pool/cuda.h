@@ -19,8 +19,9 @@ typedef struct onepass_pool_args {
   double one_over_kernel;
   /* windows: outputs begin..end need no element beyond the line and no divisor but the kernel. */
   int64_t plain_begin, plain_end;
-  int64_t slots; /* of a line, at most */
-  int32_t tile;  /* outputs of a block */
+  /* windows: a line's slots are shared by `tiles` blocks, or a block has several lines. */
+  int32_t tiles, lanes, lines_of_block;
+  int32_t tile; /* outputs of a block */
 } onepass_pool_args;
 
 #endif

@@ -24,7 +24,7 @@ typedef __nv_bfloat16 element;
 typedef sums_of<element>::type sums;
 typedef onepass_pool_args pool_args;
 
-enum { VEC = vector_of<element>::count, LOG_VEC = VEC == 8 ? 3 : VEC == 4 ? 2 : 1, BLOCK = 256, WARP = 32, WIDE_OUTPUTS = 8 };
+enum { VEC = vector_of<element>::count, LOG_VEC = VEC == 8 ? 3 : VEC == 4 ? 2 : 1, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
@@ -80,97 +80,148 @@ __device__ static sums edge_output(const pool_args &a, const element *in, int64_
 
 /* ---- Slots of 16 bytes of a line's outputs ----------------------------------------------------- */
 
+/* A block has `lines_of_block` short lines, `lanes` threads each, or one of the tiles of a long one,
+ * SLOTS slots a thread. */
 struct output_slot {
   const element *in;
   element *out;  /* the line's first output */
   int64_t first; /* output at the slot's first position; may be before the line's first */
-  __device__ output_slot(const pool_args &a, int64_t index) {
-    const int64_t line = index / a.slots;
-    in = in_line(a, line);
-    out = out_line(a, line);
-    first = (index - line * a.slots) * VEC - phase_of(out);
+  bool exists;
+  __device__ output_slot(const pool_args &a) {
+    int64_t line;
+    unsigned slot;
+    if (a.lanes == 0) {
+      line = blockIdx.x / (unsigned)a.tiles;
+      slot = blockIdx.x % (unsigned)a.tiles * (BLOCK * SLOTS) + threadIdx.x;
+    } else {
+      line = (int64_t)blockIdx.x * a.lines_of_block + threadIdx.x / (unsigned)a.lanes;
+      slot = threadIdx.x % (unsigned)a.lanes;
+    }
+    exists = line < a.lines.count;
+    in = in_line(a, exists ? line : 0);
+    out = out_line(a, exists ? line : 0);
+    first = (int64_t)slot * VEC - phase_of(out);
   }
   __device__ bool is_plain(const pool_args &a) const { return first >= a.plain_begin && first + VEC <= a.plain_end; }
 };
 
-__device__ static void store_edge(const pool_args &a, const output_slot &slot) {
+/* Not in line: it is long, and rarely needed. */
+__device__ static __noinline__ void store_edge(const pool_args &a, const element *in, element *out, int64_t first) {
+#pragma unroll 1
   for (int j = 0; j < VEC; j++) {
-    const int64_t output = slot.first + j;
-    if (output >= 0 && output < a.outputs) slot.out[output] = narrow_to<element>::from(edge_output(a, slot.in, output));
+    const int64_t output = first + j;
+    if (output >= 0 && output < a.outputs) out[output] = narrow_to<element>::from(edge_output(a, in, output));
   }
 }
 
-__device__ static void store_plain(const output_slot &slot, sums (&v)[VEC], sums factor) {
+__device__ static void store_plain(element *out, sums (&v)[VEC], sums factor) {
 #pragma unroll
   for (int j = 0; j < VEC; j++) v[j] *= factor;
-  store_once(slot.out + slot.first, narrow_pack<sums, element, VEC>(v));
+  store_once(out, narrow_pack<sums, element, VEC>(v));
 }
 
-/* SPAN neighbouring elements at any address inside a line: aligned vectors that hold at least one of
- * them, and a shift. */
-template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const element *from) {
-  const int PACKS = (SPAN + VEC - 2) / VEC + 1;
-  const int phase = phase_of(from);
-  const pack<element, VEC> *packs = (const pack<element, VEC> *)(from - phase);
-  sums all[PACKS * VEC];
+__device__ inline sums element_of_words(const unsigned *words, int i) {
+  if constexpr (sizeof(element) == 8) {
+    return (sums)__hiloint2double((int)words[2 * i + 1], (int)words[2 * i]);
+  } else if constexpr (sizeof(element) == 4) {
+    return (sums)__uint_as_float(words[i]);
+  } else {
+    union {
+      unsigned short bits;
+      element value;
+    } u;
+    u.bits = (unsigned short)(words[i / 2] >> (i % 2 * 16));
+    return (sums)widen(u.value);
+  }
+}
+
+/* SPAN neighbouring elements in shared memory at any address: aligned vectors that hold at least one of
+ * them, shifted by whole words and, of halves, by half a word. */
+template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const char *from) {
+  const int PACKS = (SPAN + VEC - 2) / VEC + 1, WORDS = PACKS * 4, SIZE = sizeof(element);
+  const int phase = (int)((uintptr_t)from % 16);
+  const uint4 *aligned = (const uint4 *)(from - phase);
+  unsigned words[WORDS + 1];
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    if (i * VEC >= phase + SPAN) continue;
-    const pack<element, VEC> part = packs[i];
-#pragma unroll
-    for (int j = 0; j < VEC; j++) all[i * VEC + j] = widen(part.v[j]);
+    uint4 part = {0, 0, 0, 0};
+    if (i * 16 < phase + SPAN * SIZE) part = aligned[i];
+    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
   }
+  words[WORDS] = 0;
 #pragma unroll
-  for (int bit = LOG_VEC - 1; bit >= 0; bit--) {
-    const bool shifted = phase >> bit & 1;
+  for (int bit = 1; bit >= 0; bit--) {
+    const bool shifted = phase >> (bit + 2) & 1;
 #pragma unroll
-    for (int i = 0; i < PACKS * VEC; i++) {
-      if (i + (1 << bit) >= PACKS * VEC) continue;
-      const sums stays = all[i], comes = all[i + (1 << bit)]; /* values: chosen addresses would be memory */
-      all[i] = shifted ? comes : stays;
+    for (int i = 0; i < WORDS; i++) {
+      const unsigned stays = words[i], comes = i + (1 << bit) < WORDS ? words[i + (1 << bit)] : 0;
+      words[i] = shifted ? comes : stays;
     }
   }
+  if (SIZE == 2) {
+    const unsigned half = (phase & 2) * 8;
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) to[i] = all[i];
+    for (int i = 0; i < WORDS; i++) words[i] = __funnelshift_r(words[i], words[i + 1], half);
+  }
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) to[i] = element_of_words(words, i);
 }
 
-/* The sum of `count` neighbours, as a tree. */
+/* The sum of COUNT neighbours, as a tree whose small branches neighbouring windows share. */
 template <int COUNT> __device__ inline sums tree_sum(const sums *v) {
   if constexpr (COUNT == 1) {
     return v[0];
   } else {
-    return tree_sum<COUNT / 2>(v) + tree_sum<COUNT - COUNT / 2>(v + COUNT / 2);
+    const int LEFT = COUNT > 8 ? 8 : COUNT > 4 ? 4 : COUNT > 2 ? 2 : 1;
+    return tree_sum<LEFT>(v) + tree_sum<COUNT - LEFT>(v + LEFT);
   }
 }
 
 /* ---- Kernels ------------------------------------------------------------------------------------ */
 
-/* Small kernels that are known when this is compiled: a thread makes VEC outputs from registers.
- * `offset` is from an output's number to its first input's, at stride 1. */
+/* Small kernels that are known when this is compiled. A block brings the inputs of a tile of its line
+ * to shared memory, without waiting in between; a thread then makes SLOTS slots of outputs from
+ * registers. `offset` is from an output's number, times the stride, to its first input's. */
 template <int K, int S> __device__ static void small_windows(const pool_args &a) {
-  const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
-  if (index >= a.slots * a.lines.count) return;
-  const output_slot slot(a, index);
-  if (!slot.is_plain(a)) {
-    store_edge(a, slot);
-    return;
-  }
-  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
+  extern __shared__ __align__(16) char tile[];
   const int SPAN = (VEC - 1) * S + K;
-  sums v[SPAN], out[VEC];
-  load_span<SPAN>(v, slot.in + slot.first * S + offset);
+  const unsigned line = blockIdx.x / (unsigned)a.tiles, number = blockIdx.x % (unsigned)a.tiles;
+  const element *in = in_line(a, line);
+  element *out = out_line(a, line);
+  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
+  const int64_t first = (int64_t)number * (BLOCK * SLOTS * VEC) - phase_of(out);
+  int64_t begin = first * S + offset, end = (first + BLOCK * SLOTS * VEC - 1) * S + offset + K;
+  if (begin < 0) begin = 0;
+  if (end > a.inputs) end = a.inputs;
+  const int phase = (int)((uintptr_t)(in + begin) % 16), bytes = (int)(end - begin) * (int)sizeof(element) + phase;
+  const char *from = (const char *)(in + begin) - phase;
+  for (int at = threadIdx.x * 16; at < bytes; at += BLOCK * 16) {
+    copy_async(tile + at, from + at, bytes - at < 16 ? bytes - at : 16);
+  }
+  commit_copies();
+  wait_for_all_but<0>();
+  __syncthreads();
 #pragma unroll
-  for (int j = 0; j < VEC; j++) out[j] = tree_sum<K>(v + j * S);
-  store_plain(slot, out, (sums)a.one_over_kernel);
+  for (int k = 0; k < SLOTS; k++) {
+    const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
+    if (here < a.plain_begin || here + VEC > a.plain_end) continue;
+    sums v[SPAN], made[VEC];
+    load_span<SPAN>(v, tile + phase + (int)(here * S + offset - begin) * (int)sizeof(element));
+#pragma unroll
+    for (int j = 0; j < VEC; j++) made[j] = tree_sum<K>(v + j * S);
+    store_plain(out + here, made, (sums)a.one_over_kernel);
+  }
+#pragma unroll 1
+  for (int k = 0; k < SLOTS; k++) {
+    const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
+    if (here < a.plain_begin || here + VEC > a.plain_end) store_edge(a, in, out, here);
+  }
 }
 
 /* Any kernel and stride, a few terms an output. */
-__device__ static void any_windows(const pool_args &a) {
-  const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
-  if (index >= a.slots * a.lines.count) return;
-  const output_slot slot(a, index);
+__device__ static void any_windows_of(const pool_args &a, const output_slot &slot) {
   if (!slot.is_plain(a)) {
-    store_edge(a, slot);
+    store_edge(a, slot.in, slot.out, slot.first);
     return;
   }
   sums out[VEC];
@@ -180,7 +231,7 @@ __device__ static void any_windows(const pool_args &a) {
     int64_t begin, end;
     if (a.backward) {
       const int64_t at = output + a.padding;
-      begin = (at - a.kernel) / a.stride + 1;
+      begin = at < a.kernel ? 0 : (at - a.kernel) / a.stride + 1;
       end = at / a.stride + 1;
     } else {
       begin = output * a.stride - a.padding;
@@ -190,7 +241,14 @@ __device__ static void any_windows(const pool_args &a) {
     for (int64_t i = begin; i < end; i++) sum += widen(slot.in[i]);
     out[j] = sum;
   }
-  store_plain(slot, out, (sums)a.one_over_kernel);
+  store_plain(slot.out + slot.first, out, (sums)a.one_over_kernel);
+}
+
+__device__ static void any_windows(const pool_args &a) {
+  output_slot slot(a);
+  if (!slot.exists) return;
+#pragma unroll 1
+  for (int k = 0; k < (a.lanes ? 1 : SLOTS); k++, slot.first += BLOCK * VEC) any_windows_of(a, slot);
 }
 
 /* Long windows that overlap much: sums of 1, 2, 4, ... neighbours are made in shared memory, each
@@ -273,7 +331,7 @@ __device__ static void strided_windows(const pool_args &a) {
 }
 
 #define KERNEL(name, call) \
-  extern "C" __global__ void __launch_bounds__(BLOCK, 1) name(const __grid_constant__ pool_args args) { call; }
+  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 8 ? 2 : 3) name(const __grid_constant__ pool_args args) { call; }
 
 KERNEL(windows_2_1, (small_windows<2, 1>(args)))
 KERNEL(windows_3_1, (small_windows<3, 1>(args)))

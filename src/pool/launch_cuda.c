@@ -4,8 +4,9 @@
 enum {
   BLOCK = 256,
   WARP = 32,
-  MOST_TERMS = 32,     /* of an output that one thread adds up */
-  WIDE_OUTPUTS = 8,    /* of a thread, by doubling */
+  SLOTS = 4,        /* of 16 bytes, that a thread of a long line makes */
+  MOST_TERMS = 32,  /* of an output that one thread adds up */
+  WIDE_OUTPUTS = 8, /* of a thread, by doubling */
   LONGEST_DOUBLED = 8192
 };
 
@@ -39,19 +40,34 @@ int64_t onepass_pool_outputs(const onepass_pool_problem *p) {
   return p->backward ? p->length : p->pooled;
 }
 
-int64_t onepass_pool_slots(const onepass_pool_problem *p) {
+/* A thread for each slot of 16 bytes that a line's outputs may lie in, wherever they start. */
+static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int64_t vec = 16 / onepass_type_size(p->type);
-  return divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+  const int64_t slots = divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+  const int64_t tiles = slots <= BLOCK ? 1 : divide_up(slots, BLOCK * SLOTS);
+  l->tiles = (int32_t)least(tiles, INT32_MAX);
+  l->lanes = slots > BLOCK ? 0 : 1;
+  while (l->lanes && l->lanes < slots) l->lanes *= 2;
+  l->lines_of_block = l->lanes ? BLOCK / l->lanes : 0;
+  l->grid = slots > BLOCK ? tiles * p->lines.count : divide_up(p->lines.count, l->lines_of_block);
+}
+
+/* Shared memory for the inputs of a tile of outputs. */
+static size_t tile_bytes(const onepass_pool_problem *p) {
+  const int64_t size = onepass_type_size(p->type), step = p->backward ? 1 : p->stride;
+  return (size_t)(BLOCK * SLOTS * 16 * step + p->kernel * size + 64);
 }
 
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int64_t terms = p->backward ? divide_up(p->kernel, p->stride) : p->kernel;
   const int64_t lines = p->lines.count, outputs = onepass_pool_outputs(p);
   const bool overlaps = p->stride == 1 || (!p->backward && p->kernel > 4 * p->stride);
-  l->name = small_kernel_of(p);
-  if (!l->name && terms <= MOST_TERMS) l->name = "windows_any";
+  share_slots(p, l);
+  l->name = l->lanes ? NULL : small_kernel_of(p);
   if (l->name) {
-    l->grid = divide_up(onepass_pool_slots(p) * lines, BLOCK);
+    l->shared = tile_bytes(p);
+  } else if (terms <= MOST_TERMS) {
+    l->name = "windows_any";
   } else if (overlaps && p->kernel <= LONGEST_DOUBLED) {
     /* As many outputs as fit beside their window, twice. */
     const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
@@ -65,7 +81,6 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     l->grid = divide_up(outputs * lines, BLOCK / WARP);
   } else {
     l->name = "windows_any";
-    l->grid = divide_up(onepass_pool_slots(p) * lines, BLOCK);
   }
   return l->grid <= INT32_MAX;
 }

@@ -7,11 +7,11 @@
 
 typedef struct onepass_pool_launch {
   onepass_cuda_kernel kernel;
-  const char *name;  /* of the kernel function */
+  const char *name; /* of the kernel function */
   int64_t grid;
   int32_t block;
   size_t shared;
-  int32_t tile;      /* windows: outputs of a block */
+  int32_t tiles, lanes, lines_of_block, tile; /* as in onepass_pool_args */
 } onepass_pool_launch;
 
 /* False if the kernel that was asked for cannot do the problem. */
@@ -19,10 +19,8 @@ bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_pool_launch *launch);
 
-/* Elements of a line of y, or backward of dx, and slots of 16 bytes they lie in, wherever they
- * start. */
+/* Elements of a line of y, or backward of dx. */
 int64_t onepass_pool_outputs(const onepass_pool_problem *problem);
-int64_t onepass_pool_slots(const onepass_pool_problem *problem);
 
 typedef struct onepass_pool_cuda {
   onepass_pool_launch launch;
