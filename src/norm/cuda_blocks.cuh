@@ -155,7 +155,7 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
     const pack_view<T, VEC, PHASED> view(row + s.begin, s.length);
     pack<T, VEC> x[PACKS];
     load_packs(x, row + s.begin, view);
-    C guess = MOMENTS ? (C)widen(*row) : 0; /* the first element, at the mean */
+    C guess = MOMENTS ? guess_mean(row, a.elements.count) : 0;
     row_scale<C> scale;
     for (int attempt = 0;; attempt++) {
       plain_sums<C, SUMS> mine;

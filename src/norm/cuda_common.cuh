@@ -164,16 +164,16 @@ template <class C> struct row_moments {
     about = from;
     more = sums.v[0] / count;
     squares = sums.v[1] - of_mean;
-    lossy = !(of_mean <= 4 * squares);
+    lossy = !(of_mean <= squares);
     if (squares < 0) squares = 0;
   }
 };
 
 /* A number near the mean of the row, for most rows: the mean of its first elements. */
-template <class T> __device__ inline typename sums_of<T>::type guess_mean(const T *slice, int length) {
+template <class T> __device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
   typename sums_of<T>::type sum = 0;
 #pragma unroll
-  for (int i = 0; i < 4; i++) sum += widen(slice[i < length ? i : 0]);
+  for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);
   return sum / 4;
 }
 

@@ -67,7 +67,7 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
   const T *dy = BACKWARD ? row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin : NULL;
   const slice_view<T> view(x, length);
   C first = 0, mean = 0, rstd = 0;
-  if (MOMENTS && !BACKWARD) first = guess_mean(x, length);
+  if (MOMENTS && !BACKWARD) first = guess_mean(x - begin, a.elements.count);
   if (MOMENTS && BACKWARD) {
     mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
     rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
@@ -120,7 +120,10 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
   if constexpr (MOMENTS && !BACKWARD) {
     row_moments<C> found(all, first, (C)length);
     if (found.lossy) found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
-    if (threadIdx.x == 0) to[0] = (double)found.about + (double)found.more, to[1] = found.squares;
+    if (threadIdx.x == 0) {
+      to[0] = (double)(found.about - first) + (double)found.more; /* all segments have the same guess */
+      to[1] = found.squares;
+    }
   } else {
     if (threadIdx.x < SUMS) to[threadIdx.x] = all.v[threadIdx.x];
   }
@@ -149,11 +152,14 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_me
       mine.v[1] += sums[i * SUMS + 1];
     }
     mine = sum_lanes(mine, WARP);
-    const double mean = mine.v[0] * a.one_over_n;
+    const double apart_from_guess = mine.v[0] * a.one_over_n;
     for (int64_t i = lane; i < a.segments; i += WARP) {
-      apart.v[0] += (sums[i * SUMS] - mean) * (sums[i * SUMS] - mean) * elements_of_segment(a, i);
+      const double distance = sums[i * SUMS] - apart_from_guess;
+      apart.v[0] += distance * distance * elements_of_segment(a, i);
     }
     const double squares = mine.v[1] + sum_lanes(apart, WARP).v[0];
+    const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row);
+    const double mean = (double)guess_mean(x, a.elements.count) + apart_from_guess;
     __syncwarp();
     if (lane != 0) return;
     sums[0] = mean;

@@ -256,10 +256,11 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   __device__ void gather_slice(int64_t row, int turn, int place, int behind, C mean, C rstd, double (&part)[SUMS]) const {
     const view_type view(x_slice(row), length);
     if constexpr (MOMENTS && !BACKWARD) {
+      const C guess = mean;
       for (int attempt = 0;; attempt++) {
         const sums_type sums = sum_threads(gather(view, place, behind, mean, 0), turn);
         const row_moments<C> found(sums, mean, (C)length);
-        part[0] = (double)mean + (double)found.more;
+        part[0] = (double)(mean - guess) + (double)found.more; /* all blocks have the same guess */
         part[1] = found.squares;
         if (!found.lossy || attempt == 1) break;
         mean += found.more;
@@ -461,11 +462,12 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     }
   }
 
-  __device__ row_scale<C> scale_of(int64_t row, const double (&whole)[SUMS]) const {
+  __device__ row_scale<C> scale_of(int64_t row, const double (&whole)[SUMS], C guess) const {
     if constexpr (MOMENTS) {
-      const row_scale<C> scale = scale_by_moments<C>(whole[0], whole[1], a);
+      const double mean = (double)guess + whole[0];
+      const row_scale<C> scale = scale_by_moments<C>(mean, whole[1], a);
       if (rank == 0 && threadIdx.x == 0) {
-        if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)whole[0];
+        if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
         if (a.at.rstd) *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
       }
       return scale;
@@ -505,7 +507,7 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       known.mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
       known.rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     } else {
-      known.mean = guess_mean(x_slice(row), length);
+      known.mean = guess_mean((const T *)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), a.elements.count);
     }
     return known;
   }
@@ -530,11 +532,11 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       }
       if (row < lag) continue;
       receive(row - lag, part);
+      const row_knowledge known = know(row - lag);
       if constexpr (BACKWARD) {
-        const row_knowledge known = know(row - lag);
         apply(row - lag, applied, gradient_of(part, known.mean, known.rstd));
       } else {
-        apply(row - lag, applied, scale_of(row - lag, part));
+        apply(row - lag, applied, scale_of(row - lag, part, known.mean));
       }
       applied += row_slots;
       if (applied >= ring_slots) applied -= ring_slots;

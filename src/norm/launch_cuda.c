@@ -13,6 +13,7 @@
 enum {
   WARP = 32,
   WARPS_BLOCK = 256,
+  LONGEST_FOR_WARPS = 256, /* a warp could have more, but blocks do it faster */
   BLOCKS_MOST_THREADS = 512,
   STREAM_MOST_THREADS = 512,
   STREAM_FEWEST_THREADS = 64,
@@ -411,14 +412,14 @@ static bool leaves_chip_idle(const choice *c) {
 /* Clusters of many blocks wait for each other too long: with rows enough to fill the chip, reading
  * twice is faster. */
 static bool suits_clusters(const choice *c) {
-  return leaves_chip_idle(c) || (c->l->team <= 4 && !c->p->backward);
+  return leaves_chip_idle(c) || (c->l->team <= 4 && (!c->p->backward || c->size >= 4));
 }
 
 static bool choose_best(choice *c) {
   if (!is_dense(c)) {
     return try_kernel(c, ONEPASS_CUDA_COLUMNS) || try_kernel(c, ONEPASS_CUDA_STRIDED);
   }
-  if (try_kernel(c, ONEPASS_CUDA_WARPS)) return true;
+  if (c->n <= LONGEST_FOR_WARPS && try_kernel(c, ONEPASS_CUDA_WARPS)) return true;
   if (!leaves_chip_idle(c) && try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
   if (try_kernel(c, ONEPASS_CUDA_CLUSTERS) && suits_clusters(c)) return true;
   return try_kernel(c, ONEPASS_CUDA_PASSES) || try_kernel(c, ONEPASS_CUDA_STRIDED);
