@@ -13,6 +13,7 @@
 
 #include "core/status.h"
 #include "cpu/threads.h"
+#include "cuda/device.h"
 
 static onepass_machine machine;
 static pthread_once_t looked_up = PTHREAD_ONCE_INIT;
@@ -152,6 +153,12 @@ const onepass_machine *onepass_this_machine(void) {
   return &machine;
 }
 
+#if defined(__clang__)
+#define BUILT_WITH "clang " __clang_version__ ", " ONEPASS_THREAD_LIBRARY
+#else
+#define BUILT_WITH "gcc " __VERSION__ ", " ONEPASS_THREAD_LIBRARY
+#endif
+
 onepass_status onepass_get_cpu_info(onepass_cpu_info *info) {
   if (!info) return onepass_fail(ONEPASS_NULL_POINTER, "info = NULL: expected an onepass_cpu_info");
   const onepass_machine *this = onepass_this_machine();
@@ -161,10 +168,6 @@ onepass_status onepass_get_cpu_info(onepass_cpu_info *info) {
   info->l1 = this->l1;
   info->l2 = this->l2;
   info->last = this->last;
-#if defined(__clang__)
-  info->build = "clang " __clang_version__ ", " ONEPASS_THREAD_LIBRARY ", CPU only";
-#else
-  info->build = "gcc " __VERSION__ ", " ONEPASS_THREAD_LIBRARY ", CPU only";
-#endif
+  info->build = onepass_cuda_is_built() ? BUILT_WITH ", CUDA" : BUILT_WITH ", CPU only";
   return ONEPASS_OK;
 }
