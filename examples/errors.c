@@ -48,7 +48,7 @@ int main(void) {
 
   onepass_tensor gpu = in;
   gpu.device = (onepass_device){ONEPASS_CUDA, 0};
-  wrong |= show("a device this build cannot use", onepass_l1_norm(&gpu, -1, ONEPASS_MEAN, 0, &out),
-                ONEPASS_BAD_DEVICE);
+  wrong |= show("an input on a GPU, an output on the CPU",
+                onepass_l1_norm(&gpu, -1, ONEPASS_MEAN, 0, &out), ONEPASS_BAD_DEVICE);
   return wrong;
 }
