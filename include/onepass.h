@@ -18,7 +18,8 @@
  *     expected.
  *   - It never prints, exits or aborts, and keeps no pointer to anything you passed.
  *   - It may be called from any thread at any time. A plan is immutable: many threads may run one.
- *   - The same inputs give the same bits, whatever the number of threads.
+ *   - The same inputs give the same bits, whatever the number of threads; on a GPU, at addresses
+ *     that are the same modulo 16.
  */
 #ifndef ONEPASS_H
 #define ONEPASS_H
@@ -201,14 +202,14 @@ typedef enum onepass_vector_level {
   ONEPASS_VECTOR_NEON_BF16 = 4 /* NEON with bfloat16 conversions */
 } onepass_vector_level;
 
-/* The ways a GPU may go about a problem; docs/design.md says when each is the best. */
+/* The ways a GPU may go about a problem; docs/design.md says when the library takes which. */
 typedef enum onepass_cuda_kernel {
   ONEPASS_CUDA_BEST = 0,
   ONEPASS_CUDA_WARPS = 1,    /* norm: some lanes of a warp hold a row in registers */
-  ONEPASS_CUDA_BLOCKS = 2,   /* norm: a block streams rows through its shared memory */
-  ONEPASS_CUDA_CLUSTERS = 3, /* norm: the blocks of a cluster share each row */
-  ONEPASS_CUDA_GRID = 4,     /* norm: blocks all over the chip share each row */
-  ONEPASS_CUDA_PASSES = 5,   /* norm: rows too long for the chip are read twice */
+  ONEPASS_CUDA_BLOCKS = 2,   /* norm: a block holds a row in registers */
+  ONEPASS_CUDA_CLUSTERS = 3, /* norm: the blocks of a cluster share a row; from capability 9.0 on */
+  ONEPASS_CUDA_GRID = 4,     /* norm: blocks all over the chip share each row; when asked for */
+  ONEPASS_CUDA_PASSES = 5,   /* norm: rows are read twice, once for their sums */
   ONEPASS_CUDA_COLUMNS = 6,  /* norm: lanes run across rows whose elements are far apart */
   ONEPASS_CUDA_STRIDED = 7,  /* norm, pool: any strides, element by element */
   ONEPASS_CUDA_WINDOWS = 8,  /* pool: dense lines */
@@ -255,23 +256,27 @@ ONEPASS_API size_t onepass_plan_workspace(const onepass_plan *plan);
  * large as onepass_plan_workspace says (NULL if that is 0), and not in use by another run at the
  * same time. Nothing is allocated.
  *
- * On a CUDA device buffers and workspace are memory of that device, stream is a CUstream (the same
- * as a cudaStream_t) of its primary context, NULL being the default stream, and the work is queued
- * there: onepass_run returns at once and may be captured in a graph. Which device is current does
- * not matter and is left as it was. On the CPU stream is NULL. */
+ * On a CUDA device buffers and workspace are memory of that device or managed memory, stream is a
+ * CUstream (the same as a cudaStream_t) of its primary context, NULL being the default stream, and
+ * the work is queued there: onepass_run returns at once and may be captured in a graph. Buffers and
+ * workspace are in use until the stream has done the work. Everything is checked before anything is
+ * queued; a fault while the work runs is reported by the driver, to whoever waits for the stream.
+ * Which device is current does not matter and is left as it was. On the CPU stream is NULL. */
 ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
                                        void *workspace, size_t workspace_size, void *stream);
 
 /* What a plan will do. Strings are the library's own and live as long as it does. */
 typedef struct onepass_plan_info {
   const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
-  const char *kernel; /* how: "rows", "split_rows", "columns", "dense_windows", ... */
+  const char *kernel; /* how: "rows", "split_rows", "columns", "dense_windows", ...; on a GPU
+                         "warps", "blocks", ... as in onepass_cuda_kernel */
   const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference;
                          "cuda" */
-  int32_t threads;    /* CPU threads that will work on it */
+  int32_t threads;    /* CPU threads that will work on it; 1 on a GPU */
   int64_t bytes;      /* inputs once plus outputs once: what must move */
   size_t workspace;   /* as onepass_plan_workspace */
-  /* CUDA: the launch that does most of the work; all 0 on the CPU. */
+  /* CUDA: the launch that does most of the work (of passes: the first one), for buffers that start
+   * at multiples of 16 bytes; all 0 on the CPU. */
   int64_t grid;     /* blocks */
   int32_t block;    /* threads in a block */
   int32_t cluster;  /* blocks in a cluster; 1: no clusters */
