@@ -1,0 +1,624 @@
+/*
+ * How a GPU would go about a problem, for GPUs that need not be here: a choice is made for every
+ * problem, it depends on nothing but the problem and the device, and what it says is what the
+ * kernels take for granted.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#include "launch.h"
+
+/* How x, y, dy and dx lie in memory. Rows are on two axes, which are one where they can be. */
+typedef enum arrangement {
+  COMPACT,
+  PITCHED,      /* one element more from row to row */
+  ROUNDED,      /* rows start at multiples of 16 bytes whatever their length */
+  APART,        /* rows of x and of the outputs start at different places of 16 bytes */
+  ALIKE,        /* other strides, but the same places */
+  PERMUTED,     /* the axes of the rows the other way round */
+  REPEATED,     /* one row of x over and over */
+  ACROSS,       /* neighbouring rows side by side */
+  ACROSS_ODD,   /* so that the next element is anywhere */
+  SPREAD,       /* every second element */
+  SPREAD_SCALE, /* the same of weight and bias */
+  ARRANGEMENTS
+} arrangement;
+
+static const char *const arrangement_names[] = {"compact",    "pitched",  "rounded",     "apart",
+                                                "alike",      "permuted", "repeated",    "across",
+                                                "across odd", "spread",   "spread scale"};
+
+enum { WEIGHT = 1, BIAS = 2, SAVED = 4, DWEIGHT = 8, DBIAS = 16, F32_WEIGHTS = 32 };
+
+typedef struct norm_case {
+  bool layer_norm, backward;
+  int type;
+  int extras; /* of the above */
+  arrangement arrangement;
+  int64_t rows, n;
+} norm_case;
+
+typedef struct norm_trial {
+  norm_case of;
+  const gpu *on;
+  onepass_cuda_kernel asked;
+  onepass_norm_alignment alignment;
+  onepass_plan plan;
+  onepass_norm_launch launch;
+  /* For short. */
+  int64_t size, vec, sums_size;
+  int summed, sums;
+} norm_trial;
+
+static const char *describe_norm(const norm_trial *t) {
+  static char text[512];
+  const norm_case *of = &t->of;
+  const onepass_norm_launch *l = &t->launch;
+  snprintf(
+      text, sizeof text,
+      "%s %s %s %lldx%lld extras %d %s on %s, asked for %d, alignment %d: %s width %d packs %d "
+      "grid %lld block %d cluster %d shared %zu team %d slice %lld",
+      of->layer_norm ? "layer_norm" : "l1_norm", of->backward ? "backward" : "forward",
+      type_names[of->type], (long long)of->rows, (long long)of->n, of->extras,
+      arrangement_names[of->arrangement], t->on->name, (int)t->asked, (int)t->alignment,
+      kernel_name(l->kernel), (int)l->width, (int)l->packs, (long long)l->grid, (int)l->block,
+      (int)l->cluster, l->shared, (int)l->team, (long long)l->slice);
+  return text;
+}
+
+#define NORM(condition) PROMISE(t, describe_norm, condition)
+
+/* The strides of a tensor shaped as x. */
+static void arrange(const norm_case *of, bool output, const int64_t *shape, int64_t *strides) {
+  const int64_t outer = shape[0], inner = shape[1], n = shape[2];
+  int64_t pitch = n, step = 1;
+  if (of->arrangement == PITCHED || (of->arrangement == APART && output)) pitch = n + 1;
+  if (of->arrangement == ALIKE && output) pitch = n + 8;
+  if (of->arrangement == ROUNDED) pitch = up_to(n, 8) + 8;
+  if (of->arrangement == SPREAD) pitch = 2 * n, step = 2;
+  strides[0] = inner * pitch, strides[1] = pitch, strides[2] = step;
+  if (of->arrangement == PERMUTED) strides[0] = pitch, strides[1] = outer * pitch;
+  if (of->arrangement == REPEATED && !output) strides[0] = strides[1] = 0;
+  if (of->arrangement == ACROSS || of->arrangement == ACROSS_ODD) {
+    strides[1] = 1;
+    strides[2] = inner + (of->arrangement == ACROSS_ODD);
+    strides[0] = strides[2] * n;
+  }
+}
+
+/* The problem of a case, as a plan for the CPU, which needs no device. */
+static void make_norm(norm_trial *t) {
+  const norm_case *of = &t->of;
+  const int64_t outer = of->arrangement >= PERMUTED && of->rows % 2 == 0 ? 2 : 1;
+  const int64_t shape[3] = {outer, of->rows / outer, of->n};
+  const bool f32_weights = (of->extras & F32_WEIGHTS) && of->type >= F16;
+  const onepass_dtype dtype = types[of->type], weight_dtype = f32_weights ? types[F32] : dtype;
+  const onepass_dtype saved_dtype = of->type == F64 ? types[F64] : types[F32];
+  const int64_t weight_step = of->arrangement == SPREAD_SCALE ? 2 : 1;
+  int64_t in_strides[3], out_strides[3];
+  arrange(of, false, shape, in_strides);
+  arrange(of, true, shape, out_strides);
+  const onepass_device cpu = {ONEPASS_CPU, 0};
+  const onepass_tensor in = {NULL, cpu, 3, dtype, shape, in_strides, 0};
+  const onepass_tensor out = {NULL, cpu, 3, dtype, shape, out_strides, 0};
+  const onepass_tensor scale = {NULL, cpu, 1, weight_dtype, &shape[2], &weight_step, 0};
+  const onepass_tensor dscale = {NULL, cpu, 1, weight_dtype, &shape[2], NULL, 0};
+  const onepass_tensor saved = {NULL, cpu, 2, saved_dtype, shape, NULL, 0};
+  const bool layer = of->layer_norm, back = of->backward;
+  const bool saves = layer && (back || (of->extras & SAVED));
+  const onepass_tensors tensors = {
+      .x = &in,
+      .weight = layer && (of->extras & WEIGHT) ? &scale : NULL,
+      .bias = layer && !back && (of->extras & BIAS) ? &scale : NULL,
+      .y = back ? NULL : &out,
+      .mean = saves ? &saved : NULL,
+      .rstd = saves ? &saved : NULL,
+      .dy = back ? &in : NULL,
+      .dx = back ? &out : NULL,
+      .dweight = layer && back && (of->extras & DWEIGHT) ? &dscale : NULL,
+      .dbias = layer && back && (of->extras & DBIAS) ? &dscale : NULL};
+  const onepass_norm norm = {.op = layer ? ONEPASS_LAYER_NORM : ONEPASS_L1_NORM,
+                             .direction = back ? ONEPASS_BACKWARD : ONEPASS_FORWARD,
+                             .axis = 2,
+                             .eps = 1e-5};
+  EXPECT_OK(onepass_make_norm(&t->plan, &norm, &tensors, NULL));
+  t->size = dtype.bits / 8;
+  t->vec = 16 / t->size;
+  t->sums_size = saved_dtype.bits / 8;
+  t->summed = (tensors.dweight != NULL) + (tensors.dbias != NULL);
+  t->sums = back ? (layer ? 3 : 2) : (layer ? 2 : 1);
+}
+
+static bool choose_norm(norm_trial *t) {
+  return onepass_norm_choose_cuda(&t->plan.problem.norm, &t->plan.layouts, &t->on->properties,
+                                  t->asked, t->alignment, &t->launch);
+}
+
+static bool has(const norm_trial *t, onepass_role role) {
+  return onepass_has(&t->plan.layouts, role);
+}
+
+/* Whether from row to row, or along another axis, all tensors shaped as x move by multiples of
+ * `pack` elements; or, `alike`, by as much more or less as x does. */
+static bool moves_by_packs(const norm_trial *t, int axis, int64_t pack, bool alike) {
+  const onepass_layout *x = &t->plan.layouts.of[ONEPASS_ROLE_X];
+  const onepass_role roles[] = {ONEPASS_ROLE_X, ONEPASS_ROLE_Y, ONEPASS_ROLE_DY, ONEPASS_ROLE_DX};
+  for (int i = 0; i < 4; i++) {
+    if (!has(t, roles[i]) || x->shape[axis] <= 1) continue;
+    const int64_t stride = t->plan.layouts.of[roles[i]].stride[axis];
+    if ((stride - (alike ? x->stride[axis] : 0)) % pack) return false;
+  }
+  return true;
+}
+
+static void expect_width_is_allowed(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  if (l->kernel == ONEPASS_CUDA_COLUMNS || l->width == ONEPASS_NORM_SCALAR) return;
+  const bool phased = l->width == ONEPASS_NORM_PHASED;
+  NORM(t->alignment != ONEPASS_NORM_ANYWHERE);
+  NORM(moves_by_packs(t, 0, t->vec, phased) && moves_by_packs(t, 1, t->vec, phased));
+  if (phased) {
+    NORM(l->kernel == ONEPASS_CUDA_BLOCKS || l->kernel == ONEPASS_CUDA_CLUSTERS);
+  } else {
+    NORM(t->alignment == ONEPASS_NORM_ALIGNED);
+    NORM(t->of.n % t->vec == 0);
+  }
+}
+
+/* Slices are exactly the row, and only the last one may be shorter. */
+static void expect_slices_are_the_row(const norm_trial *t, int64_t slices) {
+  const int64_t slice = t->launch.slice;
+  NORM(slice > 0 && slices > 0);
+  NORM(slices * slice >= t->of.n);
+  NORM((slices - 1) * slice < t->of.n);
+  NORM(slices == 1 || slice % t->vec == 0);
+}
+
+static void expect_warps(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const bool vector = l->width == ONEPASS_NORM_VECTOR;
+  /* The kernels that are compiled: a lane has 16 elements at most, and backward 8. */
+  const int64_t vec = vector ? t->vec : 1, most = t->of.backward ? 8 : 16;
+  NORM(is_power_of_two(l->packs) && l->packs <= (vector ? least(4, most / vec) : 8));
+  NORM(!vector || !t->of.backward || l->packs <= 2);
+  NORM(is_power_of_two(l->team) && l->team <= 32);
+  NORM(l->block == 256);
+  NORM(l->team * l->packs * vec >= t->of.n);
+  NORM((l->grid - 1) * (l->block / l->team) < t->of.rows);
+  NORM(!t->summed || (int64_t)l->shared >= 8 * t->of.n * t->sums_size);
+  NORM(!t->summed || l->parts == l->grid);
+}
+
+static void expect_blocks(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const bool scalar = l->width == ONEPASS_NORM_SCALAR;
+  const int64_t vec = scalar ? 1 : t->vec, length = least(l->slice, t->of.n);
+  NORM(l->packs == (scalar ? 8 : 4)); /* PACKS in src/norm/kernels.cu */
+  NORM(l->block <= 512);
+  NORM(l->team == l->cluster);
+  NORM(l->grid / l->team <= t->of.rows);
+  expect_slices_are_the_row(t, l->team);
+  /* A phased slice may start anywhere in its first pack. */
+  const int64_t places = length + (l->width == ONEPASS_NORM_PHASED ? vec - 1 : 0);
+  NORM(l->block * l->packs * vec >= places);
+  NORM(l->slice * t->size % 16 == 0);
+  /* As slice_gradient in src/norm/cuda_blocks.cuh has it. */
+  const bool phased = l->width == ONEPASS_NORM_PHASED;
+  const int arrays = t->summed + (phased && t->of.backward && has(t, ONEPASS_ROLE_WEIGHT));
+  NORM((int64_t)l->shared >= arrays * (l->slice + (phased ? 8 : 0)) * t->sums_size);
+  /* The rows of a block all start at the same place of their 16 bytes. */
+  NORM(!phased || l->grid / l->team == t->of.rows || l->grid / l->team % vec == 0);
+  NORM(!t->summed || l->parts == l->grid / l->team);
+}
+
+/* As stream::lay_out in src/norm/cuda_stream.cuh has it. */
+static int64_t stream_shared(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t columns = up_to(l->slice, 8) + 8, slots = ONEPASS_NORM_CHUNK_SLOTS;
+  const int64_t weights = has(t, ONEPASS_ROLE_WEIGHT) + has(t, ONEPASS_ROLE_BIAS);
+  const int64_t arrays = (l->shared_weights ? weights : 0) + t->summed;
+  const int64_t doubles = ONEPASS_NORM_MOST_SUMS + 1 + l->team * t->sums;
+  const int64_t turns = 2, warps = 512 / 32;
+  return (t->of.backward ? 2 : 1) * l->ring * l->block * slots * 16 +
+         arrays * columns * t->sums_size + doubles * 8 + turns * warps * t->sums * t->sums_size;
+}
+
+static void expect_grid(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  expect_slices_are_the_row(t, l->team);
+  NORM(l->grid == l->team);
+  NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
+  NORM(l->block <= 512);
+  /* A slice starts anywhere in its first slot, unless every row is aligned. */
+  const bool aligned = t->alignment == ONEPASS_NORM_ALIGNED && t->of.n % t->vec == 0 &&
+                       moves_by_packs(t, 0, t->vec, false) && moves_by_packs(t, 1, t->vec, false);
+  const int64_t slots = divide_up(l->slice, t->vec) + !aligned;
+  NORM((int64_t)l->chunks * l->block * ONEPASS_NORM_CHUNK_SLOTS >= slots);
+  NORM(l->ring > l->chunks);
+  /* The rows that wait for their sums are all in the ring, and no letter is written over one that a
+   * slower block has yet to read. */
+  NORM(l->lookahead >= 0 && l->ring >= (l->lookahead + 1) * l->chunks);
+  NORM(2 * l->lookahead + 2 <= ONEPASS_NORM_MAIL_SLOTS);
+  NORM((int64_t)l->mail_size == ONEPASS_NORM_MAIL_SLOTS * l->team * 2 * t->sums * 8);
+  NORM((int64_t)l->shared >= stream_shared(t));
+  NORM(!t->summed || l->parts == 1);
+}
+
+static void expect_passes(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t block = 256, rows = t->of.rows, n = t->of.n;
+  expect_slices_are_the_row(t, l->segments);
+  NORM(l->slice <= INT32_MAX - 16);
+  NORM(l->grid == rows * l->segments);
+  NORM(l->block == block);
+  if (!t->of.backward) {
+    const int64_t packs = t->vec == 8 ? 2 : 4; /* forward_packs in cuda_passes.cuh */
+    NORM(l->apply_grid == rows * divide_up(n, (block * packs - 1) * t->vec));
+  } else {
+    const int64_t vec = l->width == ONEPASS_NORM_VECTOR ? t->vec : 1;
+    const int64_t packs = vec == 8 ? 1 : vec == 1 ? 4 : 2; /* backward_packs in cuda_passes.cuh */
+    const int64_t groups = divide_up(rows, l->row_group);
+    NORM(l->row_group >= 1 && l->row_group <= rows);
+    NORM(l->apply_grid == groups * divide_up(n, block * packs * vec));
+    NORM(!t->summed || l->parts == groups);
+  }
+  NORM(l->apply_grid >= 1 && l->apply_grid <= INT32_MAX);
+}
+
+static void expect_columns(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const bool vector = l->width == ONEPASS_NORM_VECTOR;
+  const onepass_walk *rows = &t->plan.problem.norm.rows;
+  const int64_t vec = vector ? least(t->vec, 4) : 1, inner = rows->size[rows->ndim - 1];
+  NORM(!t->of.layer_norm);
+  NORM(l->block == 512 && is_power_of_two(l->team) && l->team <= 32);
+  NORM(l->grid == divide_up(inner, l->team * vec) * (t->of.rows / inner));
+  if (vector) {
+    NORM(t->alignment == ONEPASS_NORM_ALIGNED && inner % vec == 0);
+    NORM(rows->ndim == 1 || moves_by_packs(t, 0, vec, false));
+    NORM(moves_by_packs(t, 2, vec, false));
+  }
+}
+
+static void expect_strided(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  NORM(l->block == 256 && l->grid <= t->of.rows);
+  if (!t->summed) return;
+  const int64_t groups = divide_up(t->of.rows, l->row_group);
+  NORM(l->row_group >= 1);
+  NORM(l->parts == groups);
+  NORM(l->apply_grid >= groups * divide_up(t->of.n, 256) && l->apply_grid <= INT32_MAX);
+}
+
+/* What a run keeps in the workspace: regions side by side. */
+static void expect_workspace(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const bool passes = l->kernel == ONEPASS_CUDA_PASSES;
+  const bool strided = l->kernel == ONEPASS_CUDA_STRIDED && t->summed;
+  const int64_t sums = passes ? l->grid * t->sums : strided ? t->of.rows : 0;
+  const size_t parts = (size_t)(l->parts * t->of.n * t->sums_size);
+  const struct {
+    size_t at, size;
+  } regions[] = {{l->mail_at, l->mail_size},
+                 {l->sums_at, (size_t)sums * 8},
+                 {l->dweight_at, has(t, ONEPASS_ROLE_DWEIGHT) ? parts : 0},
+                 {l->dbias_at, has(t, ONEPASS_ROLE_DBIAS) ? parts : 0}};
+  for (int i = 0; i < 4; i++) {
+    if (!regions[i].size) continue;
+    NORM(regions[i].at % 256 == 0);
+    NORM(regions[i].at + regions[i].size <= l->workspace);
+    for (int j = 0; j < i; j++) {
+      NORM(!regions[j].size || regions[j].at + regions[j].size <= regions[i].at ||
+           regions[i].at + regions[i].size <= regions[j].at);
+    }
+  }
+  NORM(!t->summed || (is_power_of_two(l->adders) && l->adders <= 32));
+}
+
+static void expect_launch(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const onepass_cuda_properties *device = &t->on->properties;
+  const bool saves = has(t, ONEPASS_ROLE_MEAN) && !t->of.backward;
+  const bool works = t->of.rows > 0 && (t->of.n > 0 || saves);
+  const int64_t static_shared = 1024; /* team_memory in cuda_blocks.cuh is smaller */
+  NORM(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
+  NORM(l->grid <= INT32_MAX && l->grid >= (works ? 1 : 0));
+  NORM(l->block > 0 && l->block <= 1024 && l->block % 32 == 0);
+  NORM((int64_t)l->shared + (l->kernel == ONEPASS_CUDA_GRID ? 0 : static_shared) <=
+       device->shared_block);
+  NORM(is_power_of_two(l->cluster) && l->cluster <= 16 && l->grid % l->cluster == 0);
+  NORM(l->cluster == 1 || (l->kernel == ONEPASS_CUDA_CLUSTERS && device->major >= 9));
+  NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_GRID));
+  expect_width_is_allowed(t);
+  expect_workspace(t);
+  switch (l->kernel) {
+    case ONEPASS_CUDA_WARPS:
+      expect_warps(t);
+      break;
+    case ONEPASS_CUDA_BLOCKS:
+    case ONEPASS_CUDA_CLUSTERS:
+      expect_blocks(t);
+      break;
+    case ONEPASS_CUDA_GRID:
+      expect_grid(t);
+      break;
+    case ONEPASS_CUDA_PASSES:
+      expect_passes(t);
+      break;
+    case ONEPASS_CUDA_COLUMNS:
+      expect_columns(t);
+      break;
+    case ONEPASS_CUDA_STRIDED:
+      expect_strided(t);
+      break;
+    default:
+      NORM(!"a kernel of the norms");
+  }
+}
+
+static bool same_launch(const onepass_norm_launch *a, const onepass_norm_launch *b) {
+  return a->kernel == b->kernel && a->width == b->width && a->packs == b->packs &&
+         a->grid == b->grid && a->block == b->block && a->cluster == b->cluster &&
+         a->cooperative == b->cooperative && a->shared == b->shared && a->team == b->team &&
+         a->chunks == b->chunks && a->ring == b->ring && a->shared_weights == b->shared_weights &&
+         a->lookahead == b->lookahead && a->slice == b->slice && a->segments == b->segments &&
+         a->row_group == b->row_group && a->apply_grid == b->apply_grid && a->parts == b->parts &&
+         a->adders == b->adders && a->mail_at == b->mail_at && a->mail_size == b->mail_size &&
+         a->sums_at == b->sums_at && a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
+         a->workspace == b->workspace && a->launches == b->launches;
+}
+
+/* Whatever was in the launch before. */
+static void expect_same_again(norm_trial *t) {
+  const onepass_norm_launch first = t->launch;
+  memset(&t->launch, 0x5a, sizeof t->launch);
+  choose_norm(t);
+  NORM(same_launch(&first, &t->launch));
+}
+
+/* A problem with every kernel and alignment on one device. */
+static void try_norm(norm_trial *t) {
+  for (int asked = 0; asked <= ONEPASS_CUDA_KERNEL_COUNT; asked++) {
+    for (int alignment = 0; alignment < ONEPASS_NORM_ALIGNMENTS; alignment++) {
+      t->asked = (onepass_cuda_kernel)asked;
+      t->alignment = (onepass_norm_alignment)alignment;
+      const bool possible = choose_norm(t);
+      if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_STRIDED) NORM(possible);
+      if (asked >= ONEPASS_CUDA_WINDOWS) NORM(!possible);
+      if (!possible) continue;
+      expect_launch(t);
+      if (alignment == ONEPASS_NORM_ALIGNED) expect_same_again(t);
+    }
+  }
+}
+
+static const int64_t row_counts[] = {0,   1,   2,    3,     16,    65,      66,        74,
+                                     107, 132, 1000, 16384, 65537, 1048576, INT32_MAX, 4294967296};
+static const int64_t short_lengths[] = {0,   1,   2,   3,   4,   5,   7,   8,   9,   15,  16,
+                                        17,  31,  32,  33,  63,  64,  65,  100, 127, 128, 129,
+                                        192, 255, 256, 257, 384, 511, 512, 513, 768};
+/* Every layout, type, direction and extra at once, few sizes. */
+static void test_choices_keep_what_kernels_take_for_granted(void) {
+  static const int64_t rows[] = {0, 1, 3, 66, 1000, 65536},
+                       lengths[] = {0, 1, 8, 129, 256, 4095, 4096, 65536, 1048577};
+  static const int extras[] = {0, WEIGHT | BIAS | SAVED | DWEIGHT | DBIAS,
+                               WEIGHT | SAVED | DBIAS | F32_WEIGHTS, BIAS | DWEIGHT};
+  norm_trial t;
+  for (int which = 0; which < 4 * TYPES * ARRANGEMENTS * COUNT(extras); which++) {
+    int rest = which;
+    t.of.layer_norm = rest % 2, rest /= 2;
+    t.of.backward = rest % 2, rest /= 2;
+    t.of.type = rest % TYPES, rest /= TYPES;
+    t.of.arrangement = (arrangement)(rest % ARRANGEMENTS), rest /= ARRANGEMENTS;
+    t.of.extras = extras[rest];
+    if (!t.of.layer_norm && rest) continue;
+    for (int i = 0; i < COUNT(rows) * COUNT(lengths); i++) {
+      t.of.rows = rows[i % COUNT(rows)], t.of.n = lengths[i / COUNT(rows)];
+      make_norm(&t);
+      t.on = &gpus[(which + i) % GPUS];
+      try_norm(&t);
+    }
+  }
+}
+
+/* ---- Every length, as far as it matters ------------------------------------------------------ */
+
+static void try_length(norm_trial *t, int64_t n) {
+  if (n < 0) return;
+  t->of.n = n;
+  make_norm(t);
+  try_norm(t);
+}
+
+/* A number that differs where launches differ in more than size. */
+static int64_t kind_of_best(norm_trial *t, int64_t n) {
+  t->of.n = n;
+  make_norm(t);
+  t->asked = ONEPASS_CUDA_BEST;
+  t->alignment = ONEPASS_NORM_ALIGNED;
+  if (!choose_norm(t)) return -1;
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t team = l->kernel == ONEPASS_CUDA_CLUSTERS ? l->team : 0;
+  return ((l->kernel * 4 + l->width) * 16 + l->packs) * 32 + team;
+}
+
+/* Somewhere from low to high, in steps of 8, the choice becomes another: there, and around it. */
+static void try_boundary(norm_trial *t, int64_t low, int64_t high) {
+  const int64_t kind = kind_of_best(t, low);
+  while (high - low > 8) {
+    const int64_t middle = low + (high - low) / 16 * 8;
+    if (kind_of_best(t, middle) == kind) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  for (int64_t n = low - 1; n <= high + 1; n++) try_length(t, n);
+}
+
+/* Lengths 8k + odd up to beyond 2^31, and every boundary between rungs on the way. */
+static void climb(norm_trial *t, int64_t odd) {
+  int64_t below = odd, kind = kind_of_best(t, below);
+  for (int64_t n = 8; n < (int64_t)1 << 33; n += up_to(n / 5, 8) ? up_to(n / 5, 8) : 8) {
+    if (t->of.rows && n > ((int64_t)1 << 44) / t->of.rows) break;
+    const int64_t here = kind_of_best(t, n + odd);
+    if (here != kind) try_boundary(t, below, n + odd);
+    kind = here;
+    below = n + odd;
+    try_length(t, below);
+  }
+}
+
+static void test_every_boundary_between_the_rungs(void) {
+  norm_trial t;
+  for (int which = 0; which < GPUS * 4 * TYPES * COUNT(row_counts); which++) {
+    int rest = which;
+    t.on = &gpus[rest % GPUS], rest /= GPUS;
+    t.of.layer_norm = rest % 2, rest /= 2;
+    t.of.backward = rest % 2, rest /= 2;
+    t.of.type = rest % TYPES, rest /= TYPES;
+    t.of.rows = row_counts[rest];
+    t.of.arrangement = COMPACT;
+    t.of.extras = WEIGHT | BIAS | SAVED | (which % 3 ? DWEIGHT | DBIAS : 0);
+    for (int i = 0; i < COUNT(short_lengths); i++) try_length(&t, short_lengths[i]);
+    climb(&t, 0);
+    climb(&t, 1);
+    climb(&t, 4);
+  }
+}
+
+/* ---- What is chosen, by name ----------------------------------------------------------------- */
+
+enum { EVERYTHING = WEIGHT | BIAS | SAVED | DWEIGHT | DBIAS };
+
+/* The shapes that onepass is measured with, on an H200: f32 and bf16. A measurement that calls for
+ * another kernel changes its line. */
+static const struct {
+  bool layer_norm;
+  int64_t rows, n;
+  const char *forward[2], *backward[2];
+} measured[] = {
+    {false, 32768, 65535, {"passes", "passes"}, {"passes", "passes"}},
+    {true, 16, 4194304, {"passes", "passes"}, {"passes", "passes"}},
+    {true, 1048576, 128, {"warps", "warps"}, {"warps", "warps"}},
+    {true, 32768, 1024, {"blocks", "blocks"}, {"blocks", "blocks"}},
+    {true, 16384, 4096, {"blocks", "blocks"}, {"blocks", "blocks"}},
+    {true, 16384, 4095, {"blocks", "blocks"}, {"blocks", "blocks"}},
+    {true, 8192, 8192, {"blocks", "blocks"}, {"blocks", "blocks"}},
+    {true, 4096, 16384, {"clusters", "blocks"}, {"clusters", "blocks"}},
+    {true, 2048, 65536, {"passes", "passes"}, {"passes", "passes"}},
+    {true, 256, 1048576, {"passes", "passes"}, {"passes", "passes"}},
+};
+
+static const struct {
+  int gpu;
+  norm_case of;
+  const char *kernel;
+} others[] = {
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 1}, "warps"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 4096}, "blocks"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "clusters"},
+    {H200, {true, true, F32, EVERYTHING, COMPACT, 1, 65536}, "clusters"},
+    {H200, {false, false, F64, 0, COMPACT, 1, 1000000}, "passes"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, (int64_t)1 << 31}, "passes"},
+    {H200, {true, false, F32, EVERYTHING, APART, 16384, 4095}, "blocks"},
+    {H200, {false, false, F32, 0, ACROSS, 65536, 64}, "columns"},
+    {H200, {false, true, F16, 0, ACROSS_ODD, 65536, 64}, "columns"},
+    {H200, {true, false, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
+    {H200, {false, false, F32, 0, SPREAD, 4096, 4096}, "strided"},
+    {H200, {true, false, F32, EVERYTHING, SPREAD_SCALE, 4096, 4096}, "strided"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 0, 4096}, "strided"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 4096, 0}, "strided"},
+    {A100, {true, false, F32, EVERYTHING, COMPACT, 4096, 16384}, "passes"},
+    {A100, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "passes"},
+    {SMALL, {true, true, F32, EVERYTHING, COMPACT, 16384, 4096}, "blocks"},
+    {B200, {true, false, BF16, EVERYTHING, COMPACT, 4096, 16384}, "blocks"},
+    {DESKTOP, {true, false, BF16, EVERYTHING, COMPACT, 4096, 16384}, "blocks"},
+};
+
+static bool is_best_for_some[ONEPASS_CUDA_KERNEL_COUNT];
+
+static void expect_kernel(int gpu_index, norm_case of, const char *kernel) {
+  norm_trial trial = {.of = of, .on = &gpus[gpu_index]}, *t = &trial;
+  make_norm(t);
+  if (!EXPECT(choose_norm(t), "%s", describe_norm(t))) return;
+  EXPECT(strcmp(kernel_name(t->launch.kernel), kernel) == 0, "%s: %s", kernel, describe_norm(t));
+  is_best_for_some[t->launch.kernel] = true;
+}
+
+static void test_known_problems_have_known_kernels(void) {
+  for (int i = 0; i < COUNT(measured); i++) {
+    for (int half = 0; half < 2; half++) {
+      norm_case of = {measured[i].layer_norm, false,        half ? BF16 : F32, EVERYTHING, COMPACT,
+                      measured[i].rows,       measured[i].n};
+      expect_kernel(H200, of, measured[i].forward[half]);
+      of.backward = true;
+      expect_kernel(H200, of, measured[i].backward[half]);
+    }
+  }
+  for (int i = 0; i < COUNT(others); i++) {
+    expect_kernel(others[i].gpu, others[i].of, others[i].kernel);
+  }
+}
+
+/* ---- Kernels that were asked for and cannot do it -------------------------------------------- */
+
+static void test_a_kernel_that_cannot_do_it_is_refused(void) {
+  static const struct {
+    int gpu;
+    norm_case of;
+    onepass_cuda_kernel asked;
+  } refused[] = {
+      {H200, {true, false, F32, 0, COMPACT, 1000, 513}, ONEPASS_CUDA_WARPS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 100000}, ONEPASS_CUDA_BLOCKS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 4194304}, ONEPASS_CUDA_CLUSTERS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_CLUSTERS},
+      {A100, {true, false, F32, 0, COMPACT, 1000, 16384}, ONEPASS_CUDA_CLUSTERS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_GRID},
+      {H200, {true, false, F32, 0, COMPACT, 4, (int64_t)1 << 28}, ONEPASS_CUDA_GRID},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
+      {H200, {true, false, F32, 0, ACROSS, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
+      {H200, {false, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 100}, ONEPASS_CUDA_WARPS},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 4096}, ONEPASS_CUDA_BLOCKS},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 16384}, ONEPASS_CUDA_CLUSTERS},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 65536}, ONEPASS_CUDA_GRID},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 65536}, ONEPASS_CUDA_PASSES},
+      {H200, {true, false, F32, WEIGHT, SPREAD_SCALE, 1000, 65536}, ONEPASS_CUDA_PASSES},
+      {H200, {true, false, F32, 0, COMPACT, 0, 4096}, ONEPASS_CUDA_PASSES},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 0}, ONEPASS_CUDA_BLOCKS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_WINDOWS},
+  };
+  for (int i = 0; i < COUNT(refused); i++) {
+    norm_trial t = {.of = refused[i].of, .on = &gpus[refused[i].gpu], .asked = refused[i].asked};
+    make_norm(&t);
+    EXPECT(!choose_norm(&t), "%s", describe_norm(&t));
+  }
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+static void test_kernels_say_their_names(void) {
+  static const char *const names[ONEPASS_CUDA_KERNEL_COUNT] = {
+      "best", "warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows"};
+  for (int i = 0; i < ONEPASS_CUDA_KERNEL_COUNT; i++) {
+    EXPECT_TEXT(onepass_cuda_kernel_name((onepass_cuda_kernel)i), names[i]);
+  }
+}
+
+/* Windows are for pools, and `grid` only runs where it is asked for: it never was the fastest. */
+static void test_each_rung_is_the_best_of_some_problem(void) {
+  for (int i = ONEPASS_CUDA_WARPS; i < ONEPASS_CUDA_WINDOWS; i++) {
+    EXPECT(is_best_for_some[i] == (i != ONEPASS_CUDA_GRID), "%s",
+           onepass_cuda_kernel_name((onepass_cuda_kernel)i));
+  }
+}
+
+int main(void) {
+  test_choices_keep_what_kernels_take_for_granted();
+  test_every_boundary_between_the_rungs();
+  test_known_problems_have_known_kernels();
+  test_a_kernel_that_cannot_do_it_is_refused();
+  test_kernels_say_their_names();
+  test_each_rung_is_the_best_of_some_problem();
+  return expect_report("test_launch_cuda");
+}
