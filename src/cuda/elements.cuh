@@ -101,6 +101,15 @@ template <class C, class T, int N> __device__ inline void widen_pack(C (&to)[N],
   for (int j = 0; j < N; j++) to[j] = widen(from.v[j]);
 }
 
+/* Keep halves as they are: the compiler would rather hold on to all of them as floats, which takes twice
+ * the registers, than widen them again. */
+template <class T, int N> __device__ inline void stay_packed(pack<T, N> &elements) {
+  if constexpr (sizeof(T) == 2 && N == 8) {
+    uint4 &words = *(uint4 *)&elements;
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  }
+}
+
 template <class C, class T, int N> __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   pack<T, N> to;
 #pragma unroll

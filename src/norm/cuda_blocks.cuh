@@ -86,7 +86,8 @@ struct block_slice {
 template <class T, int VEC, bool PHASED> struct pack_view {
   int phase, length;
   __device__ pack_view(const T *slice, int elements) : phase(PHASED ? phase_of(slice) : 0), length(elements) {}
-  __device__ int first(int i) const { return (int)(threadIdx.x + i * blockDim.x) * VEC - phase; }
+  __device__ int column(int i) const { return (int)(threadIdx.x + i * blockDim.x) * VEC; }
+  __device__ int first(int i) const { return column(i) - phase; }
   __device__ bool is_whole(int i) const { return (!PHASED || first(i) >= 0) && first(i) + VEC <= length; }
   /* Partly. A pack of rows that are not phased is whole or has nothing. */
   __device__ bool has_some(int i) const { return PHASED && first(i) + VEC > 0 && first(i) < length; }
@@ -198,6 +199,7 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
     for (int i = 0; i < PACKS; i++) {
       const int at = view.first(i);
       C v[VEC];
+      stay_packed(x[i]);
       widen_pack(v, x[i]);
       if (view.is_whole(i)) {
         apply_forward<T, MOMENTS, PHASED>(v, scale, a, s.begin + at);
@@ -218,10 +220,9 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
 #endif
 }
 
-/* sums[j] += terms[j] in shared memory. A column is one thread's alone, or, of phased rows, another
- * thread's in another row, with a barrier in between. */
-template <bool PHASED, class C, int N> __device__ inline void add_columns(C *sums, const C (&terms)[N]) {
-  const int STEP = PHASED ? 1 : N * sizeof(C) < 16 ? N : 16 / (int)sizeof(C);
+/* sums[j] += terms[j] in shared memory; a column is one thread's alone. */
+template <class C, int N> __device__ inline void add_columns(C *sums, const C (&terms)[N]) {
+  const int STEP = N * sizeof(C) < 16 ? N : 16 / (int)sizeof(C);
 #pragma unroll
   for (int i = 0; i < N; i += STEP) {
     pack<C, STEP> part = *(pack<C, STEP> *)(sums + i);
@@ -231,45 +232,76 @@ template <bool PHASED, class C, int N> __device__ inline void add_columns(C *sum
   }
 }
 
-/* What backward does with a block's slice. */
-template <class T, bool MOMENTS> struct slice_gradient {
+/* What backward does with a block's slice. Columns are counted as packs are: column 0 is where the first
+ * pack begins, which in phased rows is before the slice does. All rows of a block have the same phase, so
+ * a thread has the same columns of all of them, and weights wait in shared memory as it needs them. */
+template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
   typedef typename sums_of<T>::type C;
   static const int SUMS = MOMENTS ? 3 : 2;
   const norm_args &a;
   int64_t begin;
-  C *dweight, *dbias; /* sums of columns, or NULL */
+  C *weight, *dweight, *dbias; /* in shared memory, or NULL */
 
-  template <bool PHASED, int N> __device__ void weights_at(C (&w)[N], int at) const {
-#pragma unroll
-    for (int j = 0; j < N; j++) w[j] = 1;
-    if (MOMENTS && a.at.weight) load_weights_for<T, PHASED>(w, a.at.weight, begin + at, a);
+  /* fit_blocks in launch_cuda.c knows the same sizes. */
+  __device__ slice_gradient(const norm_args &args, const block_slice &s, char *shared, int phase)
+      : a(args), begin(s.begin - phase), weight(NULL), dweight(NULL), dbias(NULL) {
+    C *numbers = (C *)shared;
+    const int64_t columns = a.slice + (PHASED ? 8 : 0);
+    if (MOMENTS && a.dweight_parts) dweight = numbers, numbers += columns;
+    if (MOMENTS && a.dbias_parts) dbias = numbers, numbers += columns;
+    if (MOMENTS && PHASED && a.at.weight) weight = numbers;
+    for (int at = phase + threadIdx.x; at < phase + s.length; at += blockDim.x) {
+      if (dweight) dweight[at] = 0;
+      if (dbias) dbias[at] = 0;
+      if (weight) weight[at] = weight_at<T>(a.at.weight, begin + at, a);
+    }
+    __syncthreads();
   }
 
-  template <bool PHASED, int N>
-  __device__ void gather(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], int at, C mean, C rstd) const {
+  template <int N> __device__ void weights_at(C (&w)[N], int column) const {
+#pragma unroll
+    for (int j = 0; j < N; j++) w[j] = 1;
+    if (!MOMENTS || !a.at.weight) return;
+    if (PHASED) {
+      load_aligned(w, (const C *)weight + column);
+    } else {
+      load_aligned_weights<T>(w, a.at.weight, begin + column, a);
+    }
+  }
+
+  template <int N>
+  __device__ void gather(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], int column, C mean, C rstd) const {
     C w[N];
-    weights_at<PHASED>(w, at);
+    weights_at(w, column);
 #pragma unroll
     for (int j = 0; j < N; j++) add_product<MOMENTS>(mine, x[j], dy[j], w[j], mean, rstd);
   }
 
   /* dx takes the place of x. */
-  template <bool PHASED, int N>
-  __device__ void apply(C (&x)[N], const C (&dy)[N], int at, const row_gradient<C> &gradient) const {
+  template <int N> __device__ void apply(C (&x)[N], const C (&dy)[N], int column, const row_gradient<C> &gradient) const {
     if constexpr (MOMENTS) {
       C w[N], of_weight[N];
-      weights_at<PHASED>(w, at);
+      weights_at(w, column);
 #pragma unroll
       for (int j = 0; j < N; j++) {
         const C z = normalized(gradient, x[j]);
         of_weight[j] = dy[j] * z;
         x[j] = apply_moments_gradient(gradient, z, dy[j] * w[j]);
       }
-      if (dweight) add_columns<PHASED>(dweight + at, of_weight);
-      if (dbias) add_columns<PHASED>(dbias + at, dy);
+      if (dweight) add_columns(dweight + column, of_weight);
+      if (dbias) add_columns(dbias + column, dy);
     } else {
 #pragma unroll
       for (int j = 0; j < N; j++) x[j] = apply_l1_gradient(gradient, x[j], dy[j]);
+    }
+  }
+
+  __device__ void write_parts(const block_slice &s, int phase) const {
+    __syncthreads();
+    const int64_t part = blockIdx.x / a.team * a.elements.count + begin;
+    for (int at = phase + threadIdx.x; at < phase + s.length; at += blockDim.x) {
+      if (dweight) ((C *)a.dweight_parts)[part + at] = dweight[at];
+      if (dbias) ((C *)a.dbias_parts)[part + at] = dbias[at];
     }
   }
 };
@@ -281,19 +313,11 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
   extern __shared__ __align__(16) char column_memory[];
   block_slice s(a);
   int turn = 0;
-  slice_gradient<T, MOMENTS> slice = {a, s.begin, NULL, NULL};
-  if (MOMENTS && a.dweight_parts) slice.dweight = (C *)column_memory;
-  if (MOMENTS && a.dbias_parts) slice.dbias = (C *)column_memory + (slice.dweight ? a.slice : 0);
-  for (int at = threadIdx.x; at < s.length; at += blockDim.x) {
-    if (slice.dweight) slice.dweight[at] = 0;
-    if (slice.dbias) slice.dbias[at] = 0;
-  }
-  __syncthreads();
+  const pack_view<T, VEC, PHASED> view(row_of<T>(a.at.x, a, ONEPASS_ROLE_X, s.row) + s.begin, s.length);
+  const slice_gradient<T, MOMENTS, PHASED> slice(a, s, column_memory, view.phase);
   for (; s.row < a.rows.count; s.row += s.teams) {
-    const T *x_row = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, s.row) + s.begin;
-    const pack_view<T, VEC, PHASED> view(x_row, s.length);
     pack<T, VEC> x[PACKS], dy[PACKS];
-    load_packs(x, x_row, view);
+    load_packs(x, (const T *)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, s.row) + s.begin, view);
     load_packs(dy, (const T *)row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, s.row) + s.begin, view);
     C mean = 0, rstd = 0;
     if (MOMENTS) {
@@ -308,12 +332,12 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
       widen_pack(v, x[i]);
       widen_pack(g, dy[i]);
       if (view.is_whole(i)) {
-        slice.template gather<PHASED>(mine, v, g, view.first(i), mean, rstd);
+        slice.gather(mine, v, g, view.column(i), mean, rstd);
       } else if (view.has_some(i)) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
           const C one[1] = {v[j]}, one_dy[1] = {g[j]};
-          if (view.has(view.first(i) + j)) slice.template gather<false>(mine, one, one_dy, view.first(i) + j, mean, rstd);
+          if (view.has(view.first(i) + j)) slice.gather(mine, one, one_dy, view.column(i) + j, mean, rstd);
         }
       }
     }
@@ -329,10 +353,12 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
     for (int i = 0; i < PACKS; i++) {
       const int at = view.first(i);
       C v[VEC], g[VEC];
+      stay_packed(x[i]);
+      stay_packed(dy[i]);
       widen_pack(v, x[i]);
       widen_pack(g, dy[i]);
       if (view.is_whole(i)) {
-        slice.template apply<PHASED>(v, g, at, gradient);
+        slice.apply(v, g, view.column(i), gradient);
         store_once(dx + at, narrow_pack<C, T, VEC>(v));
       } else if (view.has_some(i)) {
 #pragma unroll
@@ -340,18 +366,13 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
           C one[1] = {v[j]};
           const C one_dy[1] = {g[j]};
           if (!view.has(at + j)) continue;
-          slice.template apply<false>(one, one_dy, at + j, gradient);
+          slice.apply(one, one_dy, view.column(i) + j, gradient);
           dx[at + j] = narrow_to<T>::from(one[0]);
         }
       }
     }
   }
-  __syncthreads();
-  const int64_t part = blockIdx.x / a.team * a.elements.count + s.begin;
-  for (int at = threadIdx.x; at < s.length; at += blockDim.x) {
-    if (slice.dweight) ((C *)a.dweight_parts)[part + at] = slice.dweight[at];
-    if (slice.dbias) ((C *)a.dbias_parts)[part + at] = slice.dbias[at];
-  }
+  slice.write_parts(s, view.phase);
 #if __CUDA_ARCH__ >= 900
   if (a.team > 1) meet_cluster(); /* others may still read this block's sums */
 #endif

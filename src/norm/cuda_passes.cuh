@@ -1,4 +1,4 @@
-/* Rows too long for the chip's shared memory, or too few to be worth keeping blocks in step: three
+/* Rows that blocks do not hold in registers, or too few to be worth keeping blocks in step: three
  * kernels. The first sums segments of rows, the second merges those sums, the third reads x (and dy)
  * again, from the last-level cache where it still is there, and writes the results. */
 #ifndef ONEPASS_NORM_CUDA_PASSES_CUH
@@ -6,9 +6,10 @@
 
 #include "norm/cuda_common.cuh"
 
-enum { PASSES_BLOCK = 256, PASSES_PACKS = 4, PASSES_AHEAD = 4 };
+enum { PASSES_BLOCK = 256 };
 
-/* Packs of a thread, backward. */
+/* Packs of a thread. */
+__host__ __device__ constexpr int forward_packs(int vec) { return vec == 8 ? 2 : 4; }
 __host__ __device__ constexpr int backward_packs(int vec) { return vec == 8 ? 1 : vec == 1 ? 4 : 2; }
 
 template <bool MOMENTS, bool BACKWARD> struct pass_sums {
@@ -59,6 +60,7 @@ __device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &v
 template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_gather(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, BACKWARD>::count;
+  const int AHEAD = BACKWARD && VEC == 8 ? 2 : 4; /* slots that are loaded together */
   __shared__ C of_warps[PASSES_BLOCK / WARP * ONEPASS_NORM_MOST_SUMS];
   const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count, begin = segment * a.slice;
   const int64_t rest = a.elements.count - begin;
@@ -74,10 +76,10 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
   }
   plain_sums<C, SUMS> mine;
   mine.clear();
-  for (int start = threadIdx.x; start < view.slots(); start += PASSES_AHEAD * PASSES_BLOCK) {
-    C v[PASSES_AHEAD][VEC], g[PASSES_AHEAD][VEC], w[PASSES_AHEAD][VEC];
+  for (int start = threadIdx.x; start < view.slots(); start += AHEAD * PASSES_BLOCK) {
+    C v[AHEAD][VEC], g[AHEAD][VEC], w[AHEAD][VEC];
 #pragma unroll
-    for (int k = 0; k < PASSES_AHEAD; k++) {
+    for (int k = 0; k < AHEAD; k++) {
       const int slot = start + k * PASSES_BLOCK, at = slot * VEC - view.phase;
       if (slot >= view.slots()) continue;
       if (view.is_whole(slot)) {
@@ -101,7 +103,7 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
       }
     }
 #pragma unroll
-    for (int k = 0; k < PASSES_AHEAD; k++) {
+    for (int k = 0; k < AHEAD; k++) {
       const int slot = start + k * PASSES_BLOCK;
       if (slot >= view.slots()) continue;
       if (view.is_whole(slot)) {
@@ -196,13 +198,13 @@ __device__ inline void write_edge(const norm_args &a, const row_scale<C> &scale,
   }
 }
 
-/* Block b writes PASSES_BLOCK * PASSES_PACKS slots, less one where rows are not aligned, of one row.
+/* Block b writes a few slots a thread, less one as rows may not be aligned, of one row.
  * What was read last comes first: it may still be in the cache. Neighbouring blocks have the same
  * columns of all rows, so weight and bias come from memory once. */
 template <class T, bool MOMENTS> __device__ inline void passes_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, false>::count;
-  const int width = (PASSES_BLOCK * PASSES_PACKS - 1) * VEC;
+  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, false>::count, PACKS = forward_packs(VEC);
+  const int width = (PASSES_BLOCK * PACKS - 1) * VEC;
   const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x;
   const int64_t row = block % a.rows.count, begin = block / a.rows.count * width;
   const int64_t rest = a.elements.count - begin;
@@ -212,10 +214,10 @@ template <class T, bool MOMENTS> __device__ inline void passes_forward(const nor
   const bool alike = phase_of(y) == view.phase;
   const double *sums = a.sums + row * a.segments * SUMS;
   /* The loads of all slots first, so that they are under way together. */
-  pack<T, VEC> x_of[PASSES_PACKS];
-  C weight[PASSES_PACKS][VEC], bias[PASSES_PACKS][VEC];
+  pack<T, VEC> x_of[PACKS];
+  C weight[PACKS][VEC], bias[PACKS][VEC];
 #pragma unroll
-  for (int k = 0; k < PASSES_PACKS; k++) {
+  for (int k = 0; k < PACKS; k++) {
     const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
     if (!view.is_whole(slot)) continue;
     x_of[k] = load_once<T, VEC>(x + at);
@@ -229,7 +231,7 @@ template <class T, bool MOMENTS> __device__ inline void passes_forward(const nor
     scale = scale_by_sum<C>(sums[0], a);
   }
 #pragma unroll
-  for (int k = 0; k < PASSES_PACKS; k++) {
+  for (int k = 0; k < PACKS; k++) {
     const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
     if (!view.is_whole(slot)) continue;
     C v[VEC];

@@ -71,6 +71,7 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   int dy_after_x, ring_slots; /* dy's ring lies behind that of x */
   C *weight, *bias, *dweight, *dbias, *warp_sums;
   double *total, *parts; /* the merged sums of a row, and those of each block */
+  C *guesses;            /* at the means of the rows under way: y may lie over x, so they are kept */
   /* The next chunk to ask for: its row, and where this thread's first slot of it comes from and goes
    * to. */
   int64_t asked_row;
@@ -104,6 +105,7 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     total = (double *)numbers;
     parts = total + ONEPASS_NORM_MOST_SUMS + 1;
     warp_sums = (C *)(parts + a.team * SUMS);
+    guesses = warp_sums + 2 * STREAM_MOST_WARPS * ONEPASS_NORM_MOST_SUMS;
   }
 
   __device__ void prepare() {
@@ -525,6 +527,7 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       if (row < count) {
         const row_knowledge now = next;
         next = know(row + 1);
+        if (MOMENTS && !BACKWARD && threadIdx.x == 0) guesses[row % ONEPASS_NORM_MAIL_SLOTS] = now.mean;
         gather_slice(row, (int)(row & 1), gathered, a.ring - 1 - lag * a.chunks, now.mean, now.rstd, part);
         send(row, part);
         gathered += row_slots;
@@ -532,11 +535,11 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       }
       if (row < lag) continue;
       receive(row - lag, part);
-      const row_knowledge known = know(row - lag);
       if constexpr (BACKWARD) {
+        const row_knowledge known = know(row - lag);
         apply(row - lag, applied, gradient_of(part, known.mean, known.rstd));
       } else {
-        apply(row - lag, applied, scale_of(row - lag, part, known.mean));
+        apply(row - lag, applied, scale_of(row - lag, part, guesses[(row - lag) % ONEPASS_NORM_MAIL_SLOTS]));
       }
       applied += row_slots;
       if (applied >= ring_slots) applied -= ring_slots;

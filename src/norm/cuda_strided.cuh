@@ -6,6 +6,11 @@
 
 #include "norm/cuda_common.cuh"
 
+/* Where a row is, however many there are. */
+template <class T> __device__ inline T *any_row_of(const void *base, const norm_args &a, int role, int64_t row) {
+  return (T *)base + offset_on(a.rows, role, row);
+}
+
 enum { COLUMNS_BLOCK = 512, STRIDED_BLOCK = 256, SUM_PARTS_BLOCK = 256 };
 
 /* L1Norm along an axis with something dense behind it. `team` lanes run along that, VEC elements
@@ -24,9 +29,9 @@ template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const 
   const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0], dy_step = a.elements.stride[ONEPASS_ROLE_DY][0];
   const int out_role = BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
   const int64_t out_step = a.elements.stride[out_role][0];
-  const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + column;
-  const T *dy = BACKWARD ? row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + column : NULL;
-  T *out = row_of<T>(BACKWARD ? a.at.dx : a.at.y, a, out_role, row) + column;
+  const T *x = any_row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + column;
+  const T *dy = BACKWARD ? any_row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + column : NULL;
+  T *out = any_row_of<T>(BACKWARD ? a.at.dx : a.at.y, a, out_role, row) + column;
   pack<T, VEC> kept_x[KEPT], kept_dy[BACKWARD ? KEPT : 1];
   C sum[VEC], dot[VEC];
 #pragma unroll
@@ -105,7 +110,7 @@ template <class T, class C> struct strided_row {
   const norm_args &a;
   int64_t row;
   __device__ C get(const void *base, int role, int64_t element) const {
-    return widen(row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)]);
+    return widen(any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)]);
   }
   __device__ plain_sums<C, 2> deviations(C about) const {
     plain_sums<double, 2> mine;
@@ -118,7 +123,7 @@ template <class T, class C> struct strided_row {
     return plain_sums<C, 2>{{(C)mine.v[0], (C)mine.v[1]}};
   }
   __device__ void put(void *base, int role, int64_t element, C value) const {
-    row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] = narrow_to<T>::from(value);
+    any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] = narrow_to<T>::from(value);
   }
 };
 
@@ -147,8 +152,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_forward(const no
       const double mean = n ? (double)found.about + (double)found.more : nan("");
       scale = scale_by_moments<C>(mean, found.squares, a);
       if (threadIdx.x == 0) {
-        if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
-        if (a.at.rstd) *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
+        if (a.at.mean) *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
+        if (a.at.rstd) *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
       }
     } else {
       plain_sums<C, 1> mine;
@@ -182,8 +187,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_backward(const n
     plain_sums<C, SUMS> mine;
     C mean = 0, rstd = 0;
     if (MOMENTS) {
-      mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
-      rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
+      mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+      rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     }
     mine.clear();
     __syncthreads(); /* the sums of the row before have been read */
@@ -224,8 +229,8 @@ template <class T> __device__ inline void strided_offsets(const norm_args &a) {
   __shared__ plain_sums<C, 1> of_warps[STRIDED_BLOCK / WARP];
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
     const strided_row<T, C> at = {a, row};
-    const C mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
-    const C rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
+    const C mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     plain_sums<C, 1> mine;
     mine.clear();
     __syncthreads(); /* the sums of the row before have been read */
@@ -246,8 +251,8 @@ template <class T> __device__ inline void strided_sums(const norm_args &a) {
   C dweight = 0, dbias = 0;
   for (int64_t row = group * a.row_group; row < (group + 1) * a.row_group && row < a.rows.count; row++) {
     const strided_row<T, C> at = {a, row};
-    const C mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
-    const C rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
+    const C mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     const C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, column);
     dweight += dy * ((at.get(a.at.x, ONEPASS_ROLE_X, column) - mean) * rstd - (C)a.sums[row]);
     dbias += dy;

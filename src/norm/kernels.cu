@@ -21,7 +21,7 @@ typedef __nv_bfloat16 element;
 enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR : 4 };
 
 /* Packs of a thread where a block has a row. launch_cuda.c knows them, too. */
-enum { PACKS = VECTOR == 8 ? 2 : 4 };
+enum { PACKS = 4 };
 
 #define KERNEL_AT(threads, blocks, name, call) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ norm_args args) { call; }
@@ -59,7 +59,7 @@ enum { PACKS = VECTOR == 8 ? 2 : 4 };
 #endif
 
 #define BLOCKS_KERNELS_OF(name, MOMENTS)                                                                  \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, name##_forward_vector,                              \
+  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 4 ? 2 : 1, name##_forward_vector,                              \
             (blocks_forward<element, MOMENTS, VECTOR, PACKS, false>(args)))                               \
   KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_forward_phased,                                                \
             (blocks_forward<element, MOMENTS, VECTOR, PACKS, true>(args)))                                \
@@ -80,8 +80,8 @@ enum { PACKS = VECTOR == 8 ? 2 : 4 };
   STREAM_KERNEL(op##_stream_backward, MOMENTS, true)                                                    \
   KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))                      \
   KERNEL(256, op##_gather_backward, (passes_gather<element, MOMENTS, true>(args)))                      \
-  KERNEL(256, op##_apply_forward, (passes_forward<element, MOMENTS>(args)))                             \
-  KERNEL(256, op##_apply_backward_vector, (passes_backward<element, MOMENTS, VECTOR>(args)))            \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward, (passes_forward<element, MOMENTS>(args)))                             \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector, (passes_backward<element, MOMENTS, VECTOR>(args)))            \
   KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))                 \
   KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))                          \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))

@@ -1,9 +1,8 @@
 /* Which kernel, how many blocks and how much shared memory a normalization takes on a GPU.
  *
- * The ladder: a row waits for its statistic in the registers of a warp if it is short, in the shared
- * memory of one block if it fits there with room to load ahead, of a cluster, or of all blocks on the
- * chip; beyond that it is read twice. With fewer rows than would fill the chip, rows are shared by
- * more blocks than they would need. */
+ * The ladder: a row waits for its statistic in the registers of some lanes of a warp if it is short, of
+ * a block, or of the blocks of a cluster; beyond that it is read twice. With fewer rows than would fill
+ * the chip, rows are shared by more blocks than they would need. */
 #include "norm/launch_cuda.h"
 
 #include <string.h>
@@ -18,7 +17,6 @@ enum {
   STREAM_MOST_THREADS = 512,
   STREAM_FEWEST_THREADS = 64,
   PASSES_BLOCK = 256,
-  PASSES_PACKS = 4,
   COLUMNS_BLOCK = 512,
   STRIDED_BLOCK = 256,
   MOST_CLUSTER = 16,
@@ -93,7 +91,7 @@ static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_e
 /* Whether the rows of all tensors shaped as x start at the same place of their 16 bytes. */
 static bool rows_are_alike(const choice *c) {
   const onepass_walk *rows = &c->p->rows;
-  if (c->alignment == ONEPASS_NORM_ANYWHERE) return false;
+  if (c->alignment == ONEPASS_NORM_ANYWHERE || rows->ndim > 1) return false;
   for (int i = 1; i < 4; i++) {
     if (!onepass_has(c->layouts, whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim; axis++) {
@@ -159,6 +157,13 @@ static bool choose_warps(choice *c) {
 
 /* ---- blocks and clusters --------------------------------------------------------------------- */
 
+/* Registers of a thread of blocks_backward, as the compiler reports them. */
+static int64_t registers_of_blocks(const choice *c, onepass_norm_width width) {
+  if (width == ONEPASS_NORM_PHASED) return 120;
+  if (c->size == 8) return width == ONEPASS_NORM_VECTOR ? 112 : 128;
+  return c->size == 2 && width == ONEPASS_NORM_VECTOR ? 96 : 80;
+}
+
 /* Slices of a row in the registers of `team` blocks. */
 static bool fit_blocks(choice *c, int64_t team) {
   onepass_norm_launch *l = c->l;
@@ -167,7 +172,7 @@ static bool fit_blocks(choice *c, int64_t team) {
   l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
-  l->packs = l->width == ONEPASS_NORM_SCALAR ? 8 : c->size == 2 ? 2 : 4;
+  l->packs = l->width == ONEPASS_NORM_SCALAR ? 8 : 4;
   const int64_t vec = l->width == ONEPASS_NORM_SCALAR ? 1 : c->vec;
   /* A phased row may reach into one pack more. */
   const int64_t elements = least(slice, c->n) + (l->width == ONEPASS_NORM_PHASED ? vec - 1 : 0);
@@ -177,15 +182,22 @@ static bool fit_blocks(choice *c, int64_t team) {
   l->team = (int32_t)team;
   l->slice = slice;
   l->block = (int32_t)threads;
-  l->shared = (size_t)(c->summed * slice * c->sums_size);
+  /* slice_gradient in cuda_blocks.cuh knows the same sizes. */
+  const bool phased = l->width == ONEPASS_NORM_PHASED;
+  const int arrays = c->p->backward ? c->summed + (phased ? c->weights : 0) : 0;
+  l->shared = (size_t)(arrays * (slice + (phased ? 8 : 0)) * c->sums_size);
+  if ((int64_t)l->shared > c->device->shared_block - 1024) return false;
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   int64_t teams = least(c->rows, INT32_MAX / team);
   if (c->summed) {
     const int64_t by_shared = c->device->shared_multiprocessor / ((int64_t)l->shared + 2048);
-    const int64_t resident = least(most(1, 65536 / (112 * threads)), by_shared);
+    const int64_t by_registers = 65536 / (registers_of_blocks(c, l->width) * threads);
+    const int64_t resident = least(most(1, by_registers), by_shared);
     if (resident < 1) return false;
     teams = least(teams, most(1, resident * c->device->multiprocessors / team));
   }
+  /* All phased rows of a block start at the same place of their 16 bytes. */
+  if (phased && teams < c->rows) teams = most(c->vec, teams - teams % c->vec);
   l->grid = teams * team;
   l->cluster = (int32_t)team;
   l->launches = 1;
@@ -230,7 +242,7 @@ static int64_t stream_fixed(const choice *c, int64_t team, int64_t slice, bool s
   const int64_t parts =
       (ONEPASS_NORM_MOST_SUMS + 1 + team * sums_of_row(c)) * (int64_t)sizeof(double);
   return arrays * columns * c->sums_size + parts +
-         2 * MOST_WARPS * ONEPASS_NORM_MOST_SUMS * c->sums_size;
+         (2 * MOST_WARPS * ONEPASS_NORM_MOST_SUMS + ONEPASS_NORM_MAIL_SLOTS) * c->sums_size;
 }
 
 static bool fit_stream(choice *c, int64_t team, int64_t slice, bool shared_weights) {
@@ -303,7 +315,9 @@ static bool choose_passes(choice *c) {
     l->row_group = onepass_divide_up(c->rows, groups);
     l->apply_grid = onepass_divide_up(c->rows, l->row_group) * pieces;
   } else {
-    const int64_t width = ((int64_t)PASSES_BLOCK * PASSES_PACKS - 1) * c->vec;
+    /* forward_packs in cuda_passes.cuh */
+    const int64_t packs = c->size == 2 ? 2 : 4;
+    const int64_t width = (PASSES_BLOCK * packs - 1) * c->vec;
     l->apply_grid = c->rows * onepass_divide_up(c->n, width);
   }
   if (l->grid > INT32_MAX || l->apply_grid > INT32_MAX) return false;
@@ -387,7 +401,8 @@ static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
   *c->l = (onepass_norm_launch){.kernel = kernel, .cluster = 1, .team = 1};
   if (kernel == ONEPASS_CUDA_STRIDED) return choose_strided(c);
   if (kernel == ONEPASS_CUDA_COLUMNS) return choose_columns(c);
-  if (!is_dense(c)) return false;
+  /* row_of in cuda_common.cuh divides by 32-bit sizes. */
+  if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > UINT32_MAX)) return false;
   switch (kernel) {
     case ONEPASS_CUDA_WARPS:
       return choose_warps(c);

@@ -52,7 +52,12 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
                             .lanes = l->lanes,
                             .lines_of_block = l->lines_of_block,
                             .tile = l->tile};
-  find_plain(p, &args);
+  /* Many terms are added in double, as at the edges. */
+  if (l->many_terms) {
+    args.plain_begin = args.plain_end = 0;
+  } else {
+    find_plain(p, &args);
+  }
   return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
 }
 

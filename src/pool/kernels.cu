@@ -64,18 +64,19 @@ __device__ static window window_of(const pool_args &a, int64_t pooled) {
   return w;
 }
 
+/* In double: the window may be of any length. */
 __device__ static sums edge_output(const pool_args &a, const element *in, int64_t output) {
-  sums sum = 0;
+  double sum = 0;
   if (!a.backward) {
     const window w = window_of(a, output);
     for (int64_t i = w.begin; i < w.end; i++) sum += widen(in[i * a.in_step]);
-    return sum / (sums)w.divisor;
+    return (sums)(sum / (double)w.divisor);
   }
   const int64_t at = output + a.padding;
   int64_t first = at < a.kernel ? 0 : (at - a.kernel) / a.stride + 1, last = at / a.stride;
   if (last > a.pooled - 1) last = a.pooled - 1;
-  for (int64_t o = first; o <= last; o++) sum += widen(in[o * a.in_step]) / (sums)window_of(a, o).divisor;
-  return sum;
+  for (int64_t o = first; o <= last; o++) sum += (double)widen(in[o * a.in_step]) / (double)window_of(a, o).divisor;
+  return (sums)sum;
 }
 
 /* ---- Slots of 16 bytes of a line's outputs ----------------------------------------------------- */
@@ -331,7 +332,7 @@ __device__ static void strided_windows(const pool_args &a) {
 }
 
 #define KERNEL(name, call) \
-  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 8 ? 2 : 3) name(const __grid_constant__ pool_args args) { call; }
+  extern "C" __global__ void __launch_bounds__(BLOCK, 1) name(const __grid_constant__ pool_args args) { call; }
 
 KERNEL(windows_2_1, (small_windows<2, 1>(args)))
 KERNEL(windows_3_1, (small_windows<3, 1>(args)))

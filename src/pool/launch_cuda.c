@@ -81,6 +81,7 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     l->grid = divide_up(outputs * lines, BLOCK / WARP);
   } else {
     l->name = "windows_any";
+    l->many_terms = true;
   }
   return l->grid <= INT32_MAX;
 }
