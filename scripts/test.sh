@@ -6,13 +6,15 @@
 #   asan      the same under AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan      the thread tests under ThreadSanitizer
 #   clang     compiles without a warning with Clang, too; the C tests
+#   cuda      every CUDA kernel under compute-sanitizer; needs a GPU
 #   valgrind  onepass check --quick loses no memory
 #   fuzz      any bytes as a description are a status
 #
 #   scripts/test.sh [STAGE...]
 #
-# What needs a tool that is not here is skipped and listed with its reason at the end. With CI=true a
-# missing Python, pytest or hypothesis is a failure instead.
+# The release build compiles the CUDA kernels, where there is an nvcc; asan and clang take them from it.
+# What needs a tool or a GPU that is not here is skipped and listed with its reason at the end. With
+# CI=true a missing Python, pytest or hypothesis is a failure instead.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -21,6 +23,10 @@ skips=$(mktemp)
 trap 'rm -f "$skips"' EXIT
 results=()
 failed=0
+
+# What opens the CUDA driver needs these under AddressSanitizer; tests/CMakeLists.txt says why.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0}
+export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/c/driver_leaks.txt}
 
 skip() { echo "skip: $1" | tee -a "$skips"; }
 
@@ -39,6 +45,22 @@ configure_and_build() { # preset [option...]
     return 1
   }
   cmake --build "build/$preset" -j"$jobs"
+}
+
+# Options for a build with the kernels of the release build, or else with none: they take minutes to
+# compile, and are the same in every build.
+options_for_cuda() {
+  local kernels=$PWD/build/release/kernels name
+  for name in {norm,pool}_{f32,f64,f16,bf16}; do
+    [ -f "$kernels/$name.fatbin" ] || { echo -DONEPASS_CUDA=OFF; return; }
+  done
+  printf '%s\n' -DONEPASS_CUDA=AUTO "-DONEPASS_FATBINS=$kernels"
+}
+
+build_asan() {
+  local cuda
+  mapfile -t cuda < <(options_for_cuda)
+  configure_and_build asan "${cuda[@]}"
 }
 
 # One of the scripts that the build has made for pytest; CTest would hide what it prints.
@@ -71,7 +93,7 @@ stage_format() {
 
 stage_release() { configure_and_build release && run_all_tests build/release; }
 
-stage_asan() { configure_and_build asan && run_all_tests build/asan; }
+stage_asan() { build_asan && run_all_tests build/asan; }
 
 stage_tsan() {
   # POSIX threads: ThreadSanitizer does not see what libgomp's own barriers order.
@@ -84,13 +106,23 @@ stage_clang() {
     skip "the build with Clang: there is no clang"
     return 0
   fi
+  local cuda
+  mapfile -t cuda < <(options_for_cuda)
   cmake -S . -B build/clang -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release \
-        -DONEPASS_WERROR=ON -DONEPASS_PYTHON="$python" >build/clang.log || {
+        -DONEPASS_WERROR=ON -DONEPASS_PYTHON="$python" "${cuda[@]}" >build/clang.log || {
     cat build/clang.log
     return 1
   }
   cmake --build build/clang -j"$jobs" && ctest --test-dir build/clang -j"$jobs" \
     --output-on-failure -L '^c$'
+}
+
+stage_cuda() {
+  local status
+  scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
+  status=${PIPESTATUS[0]}
+  grep '^skip: ' build/sanitize_cuda.out >>"$skips"
+  [ "$status" = 0 ] || [ "$status" = 77 ]
 }
 
 stage_valgrind() {
@@ -101,7 +133,8 @@ stage_valgrind() {
   # One thread, because libgomp keeps its threads until the end of the process and their stacks are
   # then "possibly lost"; with one it starts none.
   OMP_NUM_THREADS=1 valgrind --leak-check=full --errors-for-leak-kinds=definite,indirect,possible \
-    --error-exitcode=9 --quiet build/release/cli/onepass check --quick --threads 1
+    --error-exitcode=9 --quiet build/release/cli/onepass check --quick --threads 1 \
+    --device cpu
 }
 
 stage_fuzz() {
@@ -112,7 +145,7 @@ stage_fuzz() {
     grep '^skip: ' build/fuzz.out >>"$skips"
     echo "the standalone driver instead:"
     if [ ! -x build/asan/tests/fuzz_plan_standalone ]; then
-      configure_and_build asan || return 1
+      build_asan || return 1
     fi
     build/asan/tests/fuzz_plan_standalone 1000000 "$RANDOM"
     status=$?
@@ -143,10 +176,10 @@ if ! python=$(scripts/find_python.sh 2>build/python.log); then
 fi
 
 stages=("$@")
-[ $# -eq 0 ] && stages=(format release asan tsan clang valgrind fuzz)
+[ $# -eq 0 ] && stages=(format release asan tsan clang cuda valgrind fuzz)
 for name in "${stages[@]}"; do
   if ! declare -F "stage_$name" >/dev/null; then
-    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, valgrind or fuzz" >&2
+    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, cuda, valgrind or fuzz" >&2
     exit 2
   fi
 done
