@@ -613,6 +613,13 @@ static void test_each_rung_is_the_best_of_some_problem(void) {
   }
 }
 
+static void test_the_build_says_whether_it_has_the_backend(void) {
+  const char *wanted = onepass_cuda_is_built() ? ", CUDA" : ", CPU only";
+  onepass_cpu_info info;
+  EXPECT_OK(onepass_get_cpu_info(&info));
+  EXPECT(strstr(info.build, wanted) != NULL, "%s", info.build);
+}
+
 int main(void) {
   test_choices_keep_what_kernels_take_for_granted();
   test_every_boundary_between_the_rungs();
@@ -620,5 +627,6 @@ int main(void) {
   test_a_kernel_that_cannot_do_it_is_refused();
   test_kernels_say_their_names();
   test_each_rung_is_the_best_of_some_problem();
+  test_the_build_says_whether_it_has_the_backend();
   return expect_report("test_launch_cuda");
 }
