@@ -261,7 +261,8 @@ ONEPASS_API size_t onepass_plan_workspace(const onepass_plan *plan);
  * the work is queued there: onepass_run returns at once and may be captured in a graph. Buffers and
  * workspace are in use until the stream has done the work. Everything is checked before anything is
  * queued; a fault while the work runs is reported by the driver, to whoever waits for the stream.
- * Which device is current does not matter and is left as it was. On the CPU stream is NULL. */
+ * Which device is current does not matter and is left as it was. A stream that has been destroyed
+ * cannot be told from a live one: the driver itself crashes on it. On the CPU stream is NULL. */
 ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_buffers *buffers,
                                        void *workspace, size_t workspace_size, void *stream);
 

@@ -7,53 +7,79 @@
 #include <stdint.h>
 
 /* The type sums are made in: float, or double for double. */
-template <class T> struct sums_of { typedef float type; };
-template <> struct sums_of<double> { typedef double type; };
+template <class T>
+struct sums_of {
+  typedef float type;
+};
+template <>
+struct sums_of<double> {
+  typedef double type;
+};
 
 __device__ inline float widen(float v) { return v; }
 __device__ inline double widen(double v) { return v; }
 __device__ inline float widen(__half v) { return __half2float(v); }
 __device__ inline float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-template <class T> struct narrow_to;
-template <> struct narrow_to<float> { __device__ static float from(float v) { return v; } };
-template <> struct narrow_to<double> { __device__ static double from(double v) { return v; } };
-template <> struct narrow_to<__half> {
+template <class T>
+struct narrow_to;
+template <>
+struct narrow_to<float> {
+  __device__ static float from(float v) { return v; }
+};
+template <>
+struct narrow_to<double> {
+  __device__ static double from(double v) { return v; }
+};
+template <>
+struct narrow_to<__half> {
   __device__ static __half from(float v) { return __float2half_rn(v); }
 };
-template <> struct narrow_to<__nv_bfloat16> {
+template <>
+struct narrow_to<__nv_bfloat16> {
   __device__ static __nv_bfloat16 from(float v) { return __float2bfloat16_rn(v); }
 };
 
 /* N neighbouring elements, aligned to their size: one access. */
-template <class T, int N> struct alignas(sizeof(T) * N) pack { T v[N]; };
+template <class T, int N>
+struct alignas(sizeof(T) * N) pack {
+  T v[N];
+};
 
-template <class T> struct vector_of {
+template <class T>
+struct vector_of {
   static const int count = 16 / sizeof(T);
   typedef pack<T, count> type;
 };
 
 /* Where in its 16 bytes an address is, in elements. */
-template <class T> __device__ inline int phase_of(const T *p) {
+template <class T>
+__device__ inline int phase_of(const T *p) {
   return (int)((uintptr_t)p % 16 / sizeof(T));
 }
 
 /* Loads and stores of what is used once: they do not push out of the caches what is used again. */
-template <int BYTES> struct streaming;
-template <> struct streaming<16> {
+template <int BYTES>
+struct streaming;
+template <>
+struct streaming<16> {
   typedef uint4 word;
 };
-template <> struct streaming<8> {
+template <>
+struct streaming<8> {
   typedef uint2 word;
 };
-template <> struct streaming<4> {
+template <>
+struct streaming<4> {
   typedef unsigned word;
 };
-template <> struct streaming<2> {
+template <>
+struct streaming<2> {
   typedef unsigned short word;
 };
 
-template <class T, int N> __device__ inline pack<T, N> load_once(const T *p) {
+template <class T, int N>
+__device__ inline pack<T, N> load_once(const T *p) {
   typedef typename streaming<sizeof(T) * N>::word word;
   union {
     word raw;
@@ -63,13 +89,15 @@ template <class T, int N> __device__ inline pack<T, N> load_once(const T *p) {
   return u.elements;
 }
 
-template <class T, int N> __device__ inline void store_once(T *p, const pack<T, N> &value) {
+template <class T, int N>
+__device__ inline void store_once(T *p, const pack<T, N> &value) {
   typedef typename streaming<sizeof(T) * N>::word word;
   __stcs((word *)p, *(const word *)&value);
 }
 
 /* N elements at any address, for what is small and read again and again. */
-template <class C, class T, int N> __device__ inline void load_any(C (&to)[N], const T *p) {
+template <class C, class T, int N>
+__device__ inline void load_any(C (&to)[N], const T *p) {
   const int bytes = sizeof(T) * N < 16 ? sizeof(T) * N : 16;
   const int step = bytes / sizeof(T);
   if ((uintptr_t)p % bytes == 0) {
@@ -86,7 +114,8 @@ template <class C, class T, int N> __device__ inline void load_any(C (&to)[N], c
 }
 
 /* The same where the address is known to be aligned. */
-template <class C, class T, int N> __device__ inline void load_aligned(C (&to)[N], const T *p) {
+template <class C, class T, int N>
+__device__ inline void load_aligned(C (&to)[N], const T *p) {
   const int step = sizeof(T) * N < 16 ? N : 16 / (int)sizeof(T);
 #pragma unroll
   for (int i = 0; i < N; i += step) {
@@ -96,21 +125,24 @@ template <class C, class T, int N> __device__ inline void load_aligned(C (&to)[N
   }
 }
 
-template <class C, class T, int N> __device__ inline void widen_pack(C (&to)[N], const pack<T, N> &from) {
+template <class C, class T, int N>
+__device__ inline void widen_pack(C (&to)[N], const pack<T, N> &from) {
 #pragma unroll
   for (int j = 0; j < N; j++) to[j] = widen(from.v[j]);
 }
 
 /* Keep halves as they are: the compiler would rather hold on to all of them as floats, which takes twice
  * the registers, than widen them again. */
-template <class T, int N> __device__ inline void stay_packed(pack<T, N> &elements) {
+template <class T, int N>
+__device__ inline void stay_packed(pack<T, N> &elements) {
   if constexpr (sizeof(T) == 2 && N == 8) {
     uint4 &words = *(uint4 *)&elements;
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
   }
 }
 
-template <class C, class T, int N> __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
+template <class C, class T, int N>
+__device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   pack<T, N> to;
 #pragma unroll
   for (int j = 0; j < N; j++) to.v[j] = narrow_to<T>::from(from[j]);
@@ -128,7 +160,8 @@ __device__ inline void copy_async(void *shared, const void *global, int valid) {
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int N> __device__ inline void wait_for_all_but() {
+template <int N>
+__device__ inline void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 

@@ -21,14 +21,17 @@ enum { BLOCKS_MOST_THREADS = 512, BLOCKS_MOST_CLUSTER = 16 };
 
 #if __CUDA_ARCH__ >= 900
 __device__ inline void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
 }
 
 /* A number in the shared memory of the cluster's block `rank`, at the place where `own` is here. */
 __device__ inline float read_of_block(const float *own, int rank) {
   unsigned address;
   float value;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
 }
@@ -36,20 +39,24 @@ __device__ inline float read_of_block(const float *own, int rank) {
 __device__ inline double read_of_block(const double *own, int rank) {
   unsigned address;
   double value;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(address) : "memory");
   return value;
 }
 #endif
 
 /* Two turns, so that one barrier a sum is enough. */
-template <class C, int SUMS> struct team_memory {
+template <class C, int SUMS>
+struct team_memory {
   plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
   plain_sums<C, SUMS> of_block[2];
 };
 
 template <class C, int SUMS>
-__device__ inline plain_sums<C, SUMS> sum_team(plain_sums<C, SUMS> mine, team_memory<C, SUMS> &memory, int &turn, int team) {
+__device__ inline plain_sums<C, SUMS> sum_team(plain_sums<C, SUMS> mine,
+                                               team_memory<C, SUMS> &memory, int &turn, int team) {
   mine = sum_block(mine, memory.of_warps[turn]);
 #if __CUDA_ARCH__ >= 900
   if (team > 1) {
@@ -57,7 +64,8 @@ __device__ inline plain_sums<C, SUMS> sum_team(plain_sums<C, SUMS> mine, team_me
     if (threadIdx.x == 0) memory.of_block[turn] = mine;
     meet_cluster();
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) mine.v[i] = lane < team ? read_of_block(&memory.of_block[turn].v[i], lane) : 0;
+    for (int i = 0; i < SUMS; i++)
+      mine.v[i] = lane < team ? read_of_block(&memory.of_block[turn].v[i], lane) : 0;
     mine = sum_lanes(mine, BLOCKS_MOST_CLUSTER);
 #pragma unroll
     for (int i = 0; i < SUMS; i++) mine.v[i] = __shfl_sync(ALL_LANES, mine.v[i], 0);
@@ -83,19 +91,26 @@ struct block_slice {
 };
 
 /* Which elements of a slice a pack holds: those from `first` on, VEC of them if it is whole. */
-template <class T, int VEC, bool PHASED> struct pack_view {
+template <class T, int VEC, bool PHASED>
+struct pack_view {
   int phase, length;
-  __device__ pack_view(const T *slice, int elements) : phase(PHASED ? phase_of(slice) : 0), length(elements) {}
+  __device__ pack_view(const T *slice, int elements)
+      : phase(PHASED ? phase_of(slice) : 0), length(elements) {}
   __device__ int column(int i) const { return (int)(threadIdx.x + i * blockDim.x) * VEC; }
   __device__ int first(int i) const { return column(i) - phase; }
-  __device__ bool is_whole(int i) const { return (!PHASED || first(i) >= 0) && first(i) + VEC <= length; }
+  __device__ bool is_whole(int i) const {
+    return (!PHASED || first(i) >= 0) && first(i) + VEC <= length;
+  }
   /* Partly. A pack of rows that are not phased is whole or has nothing. */
-  __device__ bool has_some(int i) const { return PHASED && first(i) + VEC > 0 && first(i) < length; }
+  __device__ bool has_some(int i) const {
+    return PHASED && first(i) + VEC > 0 && first(i) < length;
+  }
   __device__ bool has(int element) const { return element >= 0 && element < length; }
 };
 
 template <class T, int VEC, int PACKS, bool PHASED>
-__device__ inline void load_packs(pack<T, VEC> (&to)[PACKS], const T *slice, const pack_view<T, VEC, PHASED> &view) {
+__device__ inline void load_packs(pack<T, VEC> (&to)[PACKS], const T *slice,
+                                  const pack_view<T, VEC, PHASED> &view) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     if (view.is_whole(i)) {
@@ -120,7 +135,8 @@ __device__ inline void add_forward(plain_sums<C, SUMS> &mine, const C (&v)[N], C
 
 /* Weights that are not aligned as the elements are may be at any address. */
 template <class T, bool PHASED, class C, int N>
-__device__ inline void load_weights_for(C (&to)[N], const void *weights, int64_t column, const norm_args &a) {
+__device__ inline void load_weights_for(C (&to)[N], const void *weights, int64_t column,
+                                        const norm_args &a) {
   if (PHASED) {
     load_weights_at<T>(to, weights, column, a);
   } else {
@@ -129,7 +145,8 @@ __device__ inline void load_weights_for(C (&to)[N], const void *weights, int64_t
 }
 
 template <class T, bool MOMENTS, bool PHASED, class C, int N>
-__device__ inline void apply_forward(C (&v)[N], const row_scale<C> &scale, const norm_args &a, int64_t column) {
+__device__ inline void apply_forward(C (&v)[N], const row_scale<C> &scale, const norm_args &a,
+                                     int64_t column) {
   C part[N];
 #pragma unroll
   for (int j = 0; j < N; j++) v[j] = apply_scale<MOMENTS>(scale, v[j]);
@@ -145,7 +162,8 @@ __device__ inline void apply_forward(C (&v)[N], const row_scale<C> &scale, const
   }
 }
 
-template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inline void blocks_forward(const norm_args &a) {
+template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED>
+__device__ inline void blocks_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 2 : 1;
   __shared__ team_memory<C, SUMS> memory;
@@ -221,7 +239,8 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
 }
 
 /* sums[j] += terms[j] in shared memory; a column is one thread's alone. */
-template <class C, int N> __device__ inline void add_columns(C *sums, const C (&terms)[N]) {
+template <class C, int N>
+__device__ inline void add_columns(C *sums, const C (&terms)[N]) {
   const int STEP = N * sizeof(C) < 16 ? N : 16 / (int)sizeof(C);
 #pragma unroll
   for (int i = 0; i < N; i += STEP) {
@@ -235,7 +254,8 @@ template <class C, int N> __device__ inline void add_columns(C *sums, const C (&
 /* What backward does with a block's slice. Columns are counted as packs are: column 0 is where the first
  * pack begins, which in phased rows is before the slice does. All rows of a block have the same phase, so
  * a thread has the same columns of all of them, and weights wait in shared memory as it needs them. */
-template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
+template <class T, bool MOMENTS, bool PHASED>
+struct slice_gradient {
   typedef typename sums_of<T>::type C;
   static const int SUMS = MOMENTS ? 3 : 2;
   const norm_args &a;
@@ -258,7 +278,8 @@ template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
     __syncthreads();
   }
 
-  template <int N> __device__ void weights_at(C (&w)[N], int column) const {
+  template <int N>
+  __device__ void weights_at(C (&w)[N], int column) const {
 #pragma unroll
     for (int j = 0; j < N; j++) w[j] = 1;
     if (!MOMENTS || !a.at.weight) return;
@@ -270,7 +291,8 @@ template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
   }
 
   template <int N>
-  __device__ void gather(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], int column, C mean, C rstd) const {
+  __device__ void gather(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], int column,
+                         C mean, C rstd) const {
     C w[N];
     weights_at(w, column);
 #pragma unroll
@@ -278,7 +300,9 @@ template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
   }
 
   /* dx takes the place of x. */
-  template <int N> __device__ void apply(C (&x)[N], const C (&dy)[N], int column, const row_gradient<C> &gradient) const {
+  template <int N>
+  __device__ void apply(C (&x)[N], const C (&dy)[N], int column,
+                        const row_gradient<C> &gradient) const {
     if constexpr (MOMENTS) {
       C w[N], of_weight[N];
       weights_at(w, column);
@@ -306,14 +330,16 @@ template <class T, bool MOMENTS, bool PHASED> struct slice_gradient {
   }
 };
 
-template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inline void blocks_backward(const norm_args &a) {
+template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED>
+__device__ inline void blocks_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 3 : 2;
   __shared__ team_memory<C, SUMS> memory;
   extern __shared__ __align__(16) char column_memory[];
   block_slice s(a);
   int turn = 0;
-  const pack_view<T, VEC, PHASED> view(row_of<T>(a.at.x, a, ONEPASS_ROLE_X, s.row) + s.begin, s.length);
+  const pack_view<T, VEC, PHASED> view(row_of<T>(a.at.x, a, ONEPASS_ROLE_X, s.row) + s.begin,
+                                       s.length);
   const slice_gradient<T, MOMENTS, PHASED> slice(a, s, column_memory, view.phase);
   for (; s.row < a.rows.count; s.row += s.teams) {
     pack<T, VEC> x[PACKS], dy[PACKS];
@@ -337,7 +363,8 @@ template <class T, bool MOMENTS, int VEC, int PACKS, bool PHASED> __device__ inl
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
           const C one[1] = {v[j]}, one_dy[1] = {g[j]};
-          if (view.has(view.first(i) + j)) slice.gather(mine, one, one_dy, view.column(i) + j, mean, rstd);
+          if (view.has(view.first(i) + j))
+            slice.gather(mine, one, one_dy, view.column(i) + j, mean, rstd);
         }
       }
     }

@@ -26,7 +26,8 @@ __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t 
 
 /* The same for rows, of which there are fewer than 2^32 where they are on several axes: divisions of
  * 32 bits keep the kernels small. */
-template <class T> __device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
+template <class T>
+__device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
   const onepass_walk &walk = a.rows;
   if (walk.ndim <= 1) return (T *)base + row * walk.stride[role][0];
   int64_t offset = 0;
@@ -42,7 +43,8 @@ template <class T> __device__ inline T *row_of(const void *base, const norm_args
 
 /* Numbers of weight or bias, which are of x's type or float. */
 template <class T, class C, int N>
-__device__ inline void load_weights_at(C (&to)[N], const void *weights, int64_t index, const norm_args &a) {
+__device__ inline void load_weights_at(C (&to)[N], const void *weights, int64_t index,
+                                       const norm_args &a) {
   if (sizeof(T) == 2 && a.f32_weights) {
     load_any(to, (const float *)weights + index);
   } else {
@@ -52,7 +54,8 @@ __device__ inline void load_weights_at(C (&to)[N], const void *weights, int64_t 
 
 /* The same for kernels that work on aligned packs, or on single elements. */
 template <class T, class C, int N>
-__device__ inline void load_aligned_weights(C (&to)[N], const void *weights, int64_t index, const norm_args &a) {
+__device__ inline void load_aligned_weights(C (&to)[N], const void *weights, int64_t index,
+                                            const norm_args &a) {
   if (sizeof(T) == 2 && a.f32_weights) {
     load_aligned(to, (const float *)weights + index);
   } else {
@@ -60,7 +63,9 @@ __device__ inline void load_aligned_weights(C (&to)[N], const void *weights, int
   }
 }
 
-template <class T> __device__ inline typename sums_of<T>::type weight_at(const void *weights, int64_t index, const norm_args &a) {
+template <class T>
+__device__ inline typename sums_of<T>::type weight_at(const void *weights, int64_t index,
+                                                      const norm_args &a) {
   if (sizeof(T) == 2 && a.f32_weights) return ((const float *)weights)[index];
   return widen(((const T *)weights)[index]);
 }
@@ -68,7 +73,8 @@ template <class T> __device__ inline typename sums_of<T>::type weight_at(const v
 /* ---- Sums of rows ---------------------------------------------------------------------------- */
 
 /* Sums that just add up. Part of a row or all of it. */
-template <class C, int N> struct plain_sums {
+template <class C, int N>
+struct plain_sums {
   C v[N];
   __device__ void clear() {
 #pragma unroll
@@ -87,7 +93,8 @@ template <class C, int N> struct plain_sums {
 };
 
 /* The sums of `lanes` neighbouring lanes, a power of two, with the same bits in every one of them. */
-template <class S> __device__ inline S sum_lanes(S mine, int lanes) {
+template <class S>
+__device__ inline S sum_lanes(S mine, int lanes) {
 #pragma unroll
   for (int mask = 1; mask < WARP; mask *= 2) {
     if (mask < lanes) mine.merge(mine.of_lane(mask));
@@ -97,7 +104,8 @@ template <class S> __device__ inline S sum_lanes(S mine, int lanes) {
 
 /* The sums of a block's threads, in every thread. One barrier; what of_warps points to must not be
  * used for the sums before or after these. */
-template <class S> __device__ inline S sum_block(S mine, S *of_warps) {
+template <class S>
+__device__ inline S sum_block(S mine, S *of_warps) {
   const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
   mine = sum_lanes(mine, WARP);
   if (lane == 0) of_warps[threadIdx.x / WARP] = mine;
@@ -111,19 +119,24 @@ template <class S> __device__ inline S sum_block(S mine, S *of_warps) {
 }
 
 /* How a slice of a row lies in slots of 16 aligned bytes: element e is at position phase + e. */
-template <class T> struct slice_view {
+template <class T>
+struct slice_view {
   static const int VEC = vector_of<T>::count;
   int phase, end; /* positions of the first element and past the last one */
   __device__ slice_view() {}
-  __device__ slice_view(const T *first, int length) : phase(phase_of(first)), end(phase_of(first) + length) {}
+  __device__ slice_view(const T *first, int length)
+      : phase(phase_of(first)), end(phase_of(first) + length) {}
   __device__ int slots() const { return (int)((unsigned)(end + VEC - 1) / VEC); }
-  __device__ bool is_whole(int slot) const { return slot >= (phase > 0) && slot < (int)((unsigned)end / VEC); }
+  __device__ bool is_whole(int slot) const {
+    return slot >= (phase > 0) && slot < (int)((unsigned)end / VEC);
+  }
   __device__ bool has(int position) const { return position >= phase && position < end; }
 };
 
 /* What the elements of a slot add to the sums of their row. Those of a slot that is partly another
  * row's are looked at one by one. */
-template <class C, int N> __device__ inline void add_deviations(plain_sums<C, 2> &mine, const C (&v)[N], C about) {
+template <class C, int N>
+__device__ inline void add_deviations(plain_sums<C, 2> &mine, const C (&v)[N], C about) {
   C sum = 0, squares = 0; /* of its own, so that slots do not wait for each other */
 #pragma unroll
   for (int j = 0; j < N; j++) {
@@ -135,7 +148,8 @@ template <class C, int N> __device__ inline void add_deviations(plain_sums<C, 2>
   mine.v[1] += squares;
 }
 
-template <class C, int N> __device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
+template <class C, int N>
+__device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
   C sum = 0;
 #pragma unroll
   for (int j = 0; j < N; j++) sum += v[j] < 0 ? -v[j] : v[j];
@@ -156,7 +170,8 @@ __device__ inline void add_product(plain_sums<C, SUMS> &mine, C x, C dy, C w, C 
 }
 
 /* The mean, as `about` and what is to be added, and the squares about it, of `count` numbers. */
-template <class C> struct row_moments {
+template <class C>
+struct row_moments {
   C about, more, squares;
   bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
   __device__ row_moments(const plain_sums<C, 2> &sums, C from, C count) {
@@ -170,7 +185,8 @@ template <class C> struct row_moments {
 };
 
 /* A number near the mean of the row, for most rows: the mean of its first elements. */
-template <class T> __device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
+template <class T>
+__device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
   typename sums_of<T>::type sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);
@@ -181,7 +197,8 @@ template <class T> __device__ inline typename sums_of<T>::type guess_mean(const 
 
 /* Forward: y = ((x - shift) * scale + offset) * weight + bias; ABS: y = x * scale, or x / denominator
  * where the scale is not a normal number. */
-template <class C> struct row_scale {
+template <class C>
+struct row_scale {
   C shift, scale, offset, denominator;
   bool divide;
 };
@@ -189,13 +206,19 @@ template <class C> struct row_scale {
 __device__ inline float one_over_root(float v) { return rsqrtf(v); }
 __device__ inline double one_over_root(double v) { return 1 / sqrt(v); }
 
-template <class C> __device__ inline bool is_normal(C v);
-template <> __device__ inline bool is_normal(float v) { return v >= 0x1p-126f && v <= 0x1.fffffep127f; }
-template <> __device__ inline bool is_normal(double v) {
+template <class C>
+__device__ inline bool is_normal(C v);
+template <>
+__device__ inline bool is_normal(float v) {
+  return v >= 0x1p-126f && v <= 0x1.fffffep127f;
+}
+template <>
+__device__ inline bool is_normal(double v) {
   return v >= 0x1p-1022 && v <= 0x1.fffffffffffffp1023;
 }
 
-template <class C> __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
+template <class C>
+__device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
   row_scale<C> row = {0};
   row.denominator = (C)(sum * a.share + a.eps);
   row.scale = 1 / row.denominator;
@@ -204,7 +227,8 @@ template <class C> __device__ inline row_scale<C> scale_by_sum(double sum, const
 }
 
 /* A mean of 1e4 rounded to float is off by up to 5e-4; the offset puts back what rounding took. */
-template <class C> __device__ inline row_scale<C> scale_by_moments(double mean, double squares, const norm_args &a) {
+template <class C>
+__device__ inline row_scale<C> scale_by_moments(double mean, double squares, const norm_args &a) {
   row_scale<C> row = {0};
   row.scale = one_over_root((C)(squares * a.one_over_n + a.eps));
   row.shift = (C)mean;
@@ -212,20 +236,23 @@ template <class C> __device__ inline row_scale<C> scale_by_moments(double mean, 
   return row;
 }
 
-template <bool MOMENTS, class C> __device__ inline C apply_scale(const row_scale<C> &row, C x) {
+template <bool MOMENTS, class C>
+__device__ inline C apply_scale(const row_scale<C> &row, C x) {
   if (MOMENTS) return (x - row.shift) * row.scale + row.offset;
   return row.divide ? x / row.denominator : x * row.scale;
 }
 
 /* Backward. ABS: dx = dy * scale - sign(x) * slope; MOMENTS: z = (x - mean) * rstd + offset and
  * dx = g * rstd + z * by_z + constant, g being dy * weight. */
-template <class C> struct row_gradient {
+template <class C>
+struct row_gradient {
   C scale, slope, denominator;
   bool divide;
   C mean, rstd, offset, by_z, constant;
 };
 
-template <class C> __device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
+template <class C>
+__device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
   row_gradient<C> row = {0};
   row.denominator = (C)(sum * a.share + a.eps);
   row.scale = 1 / row.denominator;
@@ -236,8 +263,8 @@ template <class C> __device__ inline row_gradient<C> gradient_by_sums(double sum
 
 /* The mean of z would be 0 had the saved mean not been rounded: what it is is taken off again. */
 template <class C>
-__device__ inline row_gradient<C> gradient_by_moments(double sum, double dot, double of_z, C mean, C rstd,
-                                                      const norm_args &a) {
+__device__ inline row_gradient<C> gradient_by_moments(double sum, double dot, double of_z, C mean,
+                                                      C rstd, const norm_args &a) {
   row_gradient<C> row = {0};
   const double offset = -of_z * a.one_over_n;
   row.mean = mean;
@@ -248,16 +275,19 @@ __device__ inline row_gradient<C> gradient_by_moments(double sum, double dot, do
   return row;
 }
 
-template <class C> __device__ inline C normalized(const row_gradient<C> &row, C x) {
+template <class C>
+__device__ inline C normalized(const row_gradient<C> &row, C x) {
   return (x - row.mean) * row.rstd + row.offset;
 }
 
-template <class C> __device__ inline C apply_l1_gradient(const row_gradient<C> &row, C x, C dy) {
+template <class C>
+__device__ inline C apply_l1_gradient(const row_gradient<C> &row, C x, C dy) {
   const C sign = (C)((x > 0) - (x < 0));
   return (row.divide ? dy / row.denominator : dy * row.scale) - sign * row.slope;
 }
 
-template <class C> __device__ inline C apply_moments_gradient(const row_gradient<C> &row, C z, C g) {
+template <class C>
+__device__ inline C apply_moments_gradient(const row_gradient<C> &row, C z, C g) {
   return g * row.rstd + (z * row.by_z + row.constant);
 }
 

@@ -10,17 +10,22 @@ enum { PASSES_BLOCK = 256 };
 
 /* Packs of a thread. */
 __host__ __device__ constexpr int forward_packs(int vec) { return vec == 8 ? 2 : 4; }
-__host__ __device__ constexpr int backward_packs(int vec) { return vec == 8 ? 1 : vec == 1 ? 4 : 2; }
+__host__ __device__ constexpr int backward_packs(int vec) {
+  return vec == 8 ? 1 : vec == 1 ? 4 : 2;
+}
 
-template <bool MOMENTS, bool BACKWARD> struct pass_sums {
+template <bool MOMENTS, bool BACKWARD>
+struct pass_sums {
   static const int count = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
 };
 
 template <bool MOMENTS, bool BACKWARD, class C, int N, int SUMS>
-__device__ inline void add_all(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N], const C (&w)[N], C mean, C rstd) {
+__device__ inline void add_all(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N],
+                               const C (&w)[N], C mean, C rstd) {
   if constexpr (BACKWARD) {
 #pragma unroll
-    for (int j = 0; j < N; j++) add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
+    for (int j = 0; j < N; j++)
+      add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
   } else if constexpr (MOMENTS) {
     add_deviations(mine, x, mean);
   } else {
@@ -30,8 +35,8 @@ __device__ inline void add_all(plain_sums<C, SUMS> &mine, const C (&x)[N], const
 
 /* Once more about the mean, which turned out to be far from the guess. */
 template <class T, class C>
-__device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &view, C about, int length,
-                                              plain_sums<C, 2> *of_warps) {
+__device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &view, C about,
+                                              int length, plain_sums<C, 2> *of_warps) {
   const int VEC = vector_of<T>::count;
   plain_sums<C, 2> mine;
   mine.clear();
@@ -57,12 +62,14 @@ __device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &v
 
 /* A block sums one segment, `slice` elements, of one row; neighbouring blocks the same segment of all
  * rows. */
-template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_gather(const norm_args &a) {
+template <class T, bool MOMENTS, bool BACKWARD>
+__device__ inline void passes_gather(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, BACKWARD>::count;
   const int AHEAD = BACKWARD && VEC == 8 ? 2 : 4; /* slots that are loaded together */
   __shared__ C of_warps[PASSES_BLOCK / WARP * ONEPASS_NORM_MOST_SUMS];
-  const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count, begin = segment * a.slice;
+  const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count,
+                begin = segment * a.slice;
   const int64_t rest = a.elements.count - begin;
   const int length = (int)(rest < a.slice ? rest : a.slice);
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin;
@@ -85,7 +92,8 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
       if (view.is_whole(slot)) {
         widen_pack(v[k], *(const pack<T, VEC> *)(x + at));
         if (BACKWARD) load_any(g[k], dy + at);
-        if (BACKWARD && MOMENTS && a.at.weight) load_weights_at<T>(w[k], a.at.weight, begin + at, a);
+        if (BACKWARD && MOMENTS && a.at.weight)
+          load_weights_at<T>(w[k], a.at.weight, begin + at, a);
       } else {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
@@ -111,8 +119,10 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
       } else {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const C one[1] = {v[k][j]}, one_dy[1] = {BACKWARD ? g[k][j] : 0}, one_w[1] = {BACKWARD && MOMENTS ? w[k][j] : 1};
-          if (view.has(slot * VEC + j)) add_all<MOMENTS, BACKWARD>(mine, one, one_dy, one_w, BACKWARD ? mean : first, rstd);
+          const C one[1] = {v[k][j]}, one_dy[1] = {BACKWARD ? g[k][j] : 0},
+                  one_w[1] = {BACKWARD && MOMENTS ? w[k][j] : 1};
+          if (view.has(slot * VEC + j))
+            add_all<MOMENTS, BACKWARD>(mine, one, one_dy, one_w, BACKWARD ? mean : first, rstd);
         }
       }
     }
@@ -121,9 +131,11 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_ga
   const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
   if constexpr (MOMENTS && !BACKWARD) {
     row_moments<C> found(all, first, (C)length);
-    if (found.lossy) found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
+    if (found.lossy)
+      found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
     if (threadIdx.x == 0) {
-      to[0] = (double)(found.about - first) + (double)found.more; /* all segments have the same guess */
+      to[0] =
+          (double)(found.about - first) + (double)found.more; /* all segments have the same guess */
       to[1] = found.squares;
     }
   } else {
@@ -137,7 +149,8 @@ __device__ inline double elements_of_segment(const norm_args &a, int64_t segment
 }
 
 /* A warp merges the sums of a row's segments in place of those of its first segment. */
-template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_merge(const norm_args &a) {
+template <class T, bool MOMENTS, bool BACKWARD>
+__device__ inline void passes_merge(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = pass_sums<MOMENTS, BACKWARD>::count;
   const int64_t row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
@@ -168,7 +181,8 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_me
     sums[1] = squares;
     if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
     if (a.at.rstd) {
-      *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale_by_moments<C>(mean, squares, a).scale;
+      *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) =
+          scale_by_moments<C>(mean, squares, a).scale;
     }
   } else {
     plain_sums<double, SUMS> mine;
@@ -184,8 +198,9 @@ template <class T, bool MOMENTS, bool BACKWARD> __device__ inline void passes_me
 
 /* The elements of a slot that is partly another's. */
 template <class T, bool MOMENTS, class C>
-__device__ inline void write_edge(const norm_args &a, const row_scale<C> &scale, const slice_view<T> &view, int slot,
-                                  const T *x, T *y, int64_t begin) {
+__device__ inline void write_edge(const norm_args &a, const row_scale<C> &scale,
+                                  const slice_view<T> &view, int slot, const T *x, T *y,
+                                  int64_t begin) {
   if (view.is_whole(slot) || (threadIdx.x == 1 && slot == 0)) return;
 #pragma unroll 1
   for (int j = 0; j < slice_view<T>::VEC; j++) {
@@ -201,9 +216,11 @@ __device__ inline void write_edge(const norm_args &a, const row_scale<C> &scale,
 /* Block b writes a few slots a thread, less one as rows may not be aligned, of one row.
  * What was read last comes first: it may still be in the cache. Neighbouring blocks have the same
  * columns of all rows, so weight and bias come from memory once. */
-template <class T, bool MOMENTS> __device__ inline void passes_forward(const norm_args &a) {
+template <class T, bool MOMENTS>
+__device__ inline void passes_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, false>::count, PACKS = forward_packs(VEC);
+  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, false>::count,
+            PACKS = forward_packs(VEC);
   const int width = (PASSES_BLOCK * PACKS - 1) * VEC;
   const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x;
   const int64_t row = block % a.rows.count, begin = block / a.rows.count * width;
@@ -250,19 +267,22 @@ template <class T, bool MOMENTS> __device__ inline void passes_forward(const nor
       for (int j = 0; j < VEC; j++) y[at + j] = out.v[j];
     }
   }
-  if (threadIdx.x < 2) write_edge<T, MOMENTS>(a, scale, view, threadIdx.x ? view.slots() - 1 : 0, x, y, begin);
+  if (threadIdx.x < 2)
+    write_edge<T, MOMENTS>(a, scale, view, threadIdx.x ? view.slots() - 1 : 0, x, y, begin);
 }
 
 /* A block has the same columns of `row_group` rows, so that dweight and dbias are summed in
  * registers. VEC is 1 where rows are not all aligned. */
-template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward(const norm_args &a) {
+template <class T, bool MOMENTS, int VEC>
+__device__ inline void passes_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = pass_sums<MOMENTS, true>::count, PACKS = backward_packs(VEC);
   const int64_t width = (int64_t)PASSES_BLOCK * PACKS * VEC, n = a.elements.count;
   const int64_t pieces = (n + width - 1) / width, group = blockIdx.x / pieces;
   const int64_t begin = blockIdx.x % pieces * width + threadIdx.x * VEC, step = PASSES_BLOCK * VEC;
   const int64_t first_row = group * a.row_group;
-  const int64_t last_row = first_row + a.row_group < a.rows.count ? first_row + a.row_group : a.rows.count;
+  const int64_t last_row =
+      first_row + a.row_group < a.rows.count ? first_row + a.row_group : a.rows.count;
   C weight[PACKS][VEC], dweight[PACKS][VEC], dbias[PACKS][VEC];
 #pragma unroll
   for (int k = 0; k < PACKS; k++) {
@@ -274,7 +294,8 @@ template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward
   }
   pack<T, VEC> next_x[PACKS], next_dy[PACKS]; /* on their way while a row is worked on */
   const auto ask = [&](int64_t row) {
-    const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), *dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row);
+    const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row),
+            *dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row);
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
       if (begin + k * step >= n) continue;
@@ -292,7 +313,8 @@ template <class T, bool MOMENTS, int VEC> __device__ inline void passes_backward
     if (row > first_row) ask(row - 1);
     row_gradient<C> gradient;
     if constexpr (MOMENTS) {
-      gradient = gradient_by_moments<C>(sums[0], sums[1], sums[2], *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
+      gradient = gradient_by_moments<C>(sums[0], sums[1], sums[2],
+                                        *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
                                         *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row), a);
     } else {
       gradient = gradient_by_sums<C>(sums[0], sums[1], a);

@@ -33,7 +33,8 @@ __device__ inline unsigned long long read_global(const unsigned long long *from)
 }
 
 /* VEC numbers from shared memory, `first` of any alignment: whole aligned vectors, and a choice. */
-template <class C, int VEC> __device__ inline void load_shifted(C (&to)[VEC], const C *from, int first) {
+template <class C, int VEC>
+__device__ inline void load_shifted(C (&to)[VEC], const C *from, int first) {
   const int N = 16 / sizeof(C);
   const int shift = first & (N - 1);
   C all[VEC + N];
@@ -54,7 +55,8 @@ template <class C, int VEC> __device__ inline void load_shifted(C (&to)[VEC], co
 
 /* ---- A block at work -------------------------------------------------------------------------- */
 
-template <class T, bool MOMENTS, bool BACKWARD> struct stream {
+template <class T, bool MOMENTS, bool BACKWARD>
+struct stream {
   typedef typename sums_of<T>::type C;
   static const int VEC = vector_of<T>::count, SLOTS = ONEPASS_NORM_CHUNK_SLOTS;
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1), WORDS = 2 * SUMS;
@@ -71,7 +73,7 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   int dy_after_x, ring_slots; /* dy's ring lies behind that of x */
   C *weight, *bias, *dweight, *dbias, *warp_sums;
   double *total, *parts; /* the merged sums of a row, and those of each block */
-  C *guesses;            /* at the means of the rows under way: y may lie over x, so they are kept */
+  C *guesses; /* at the means of the rows under way: y may lie over x, so they are kept */
   /* The next chunk to ask for: its row, and where this thread's first slot of it comes from and goes
    * to. */
   int64_t asked_row;
@@ -118,7 +120,9 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     __syncthreads();
   }
 
-  __device__ const T *x_slice(int64_t row) const { return row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin; }
+  __device__ const T *x_slice(int64_t row) const {
+    return row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin;
+  }
 
   /* ---- Loads ---- */
 
@@ -166,7 +170,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   /* ---- Weights ---- */
 
   /* Of a whole slot, whose first element is number `first` of the slice. */
-  __device__ void load_weights(C (&to)[VEC], const C *waiting, const void *in_memory, int first, C otherwise) const {
+  __device__ void load_weights(C (&to)[VEC], const C *waiting, const void *in_memory, int first,
+                               C otherwise) const {
     if (waiting) {
       load_shifted(to, waiting, first);
     } else if (in_memory) {
@@ -177,7 +182,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     }
   }
 
-  __device__ C load_weight(const C *waiting, const void *in_memory, int element, C otherwise) const {
+  __device__ C load_weight(const C *waiting, const void *in_memory, int element,
+                           C otherwise) const {
     if (waiting) return waiting[element];
     return in_memory ? weight_at<T>(in_memory, begin + element, a) : otherwise;
   }
@@ -192,7 +198,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       widen_pack(dy, at[dy_after_x]);
       if (MOMENTS) load_weights(w, weight, a.at.weight, first, 1);
 #pragma unroll
-      for (int j = 0; j < VEC; j++) add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
+      for (int j = 0; j < VEC; j++)
+        add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
     } else if constexpr (MOMENTS) {
       add_deviations(mine, x, mean);
     } else {
@@ -200,8 +207,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     }
   }
 
-  __device__ void add_some_of_slot(sums_type &mine, const slot_type *at, const view_type &view, int slot, C mean,
-                                   C rstd) const {
+  __device__ void add_some_of_slot(sums_type &mine, const slot_type *at, const view_type &view,
+                                   int slot, C mean, C rstd) const {
 #pragma unroll 1
     for (int j = 0; j < VEC; j++) {
       const int position = slot * VEC + j;
@@ -255,7 +262,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   /* The sums of this block's slice of a row as doubles, which every thread gets. Forward, `mean` is a
    * guess; if the moments about it lost bits, for all threads alike, they are gathered about a better
    * one. */
-  __device__ void gather_slice(int64_t row, int turn, int place, int behind, C mean, C rstd, double (&part)[SUMS]) const {
+  __device__ void gather_slice(int64_t row, int turn, int place, int behind, C mean, C rstd,
+                               double (&part)[SUMS]) const {
     const view_type view(x_slice(row), length);
     if constexpr (MOMENTS && !BACKWARD) {
       const C guess = mean;
@@ -323,7 +331,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     for (int from = threadIdx.x; from < a.team; from += WARP) {
 #pragma unroll
       for (int i = 0; i < SUMS; i++) {
-        merged.v[i] += parts[from * SUMS + i] * (MOMENTS && !BACKWARD && i == 0 ? elements_of(from) : 1);
+        merged.v[i] +=
+            parts[from * SUMS + i] * (MOMENTS && !BACKWARD && i == 0 ? elements_of(from) : 1);
       }
     }
     merged = sum_lanes(merged, WARP);
@@ -385,7 +394,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
   typedef typename std::conditional<BACKWARD, row_gradient<C>, row_scale<C>>::type coefficients;
 
   /* A whole slot; first is the number of its first element. */
-  __device__ void apply_to_slot(const coefficients &row, T *out, const slot_type *at, int first, bool alike) const {
+  __device__ void apply_to_slot(const coefficients &row, T *out, const slot_type *at, int first,
+                                bool alike) const {
     C x[VEC], w[VEC], result[VEC];
     widen_pack(x, *at);
     if (MOMENTS) load_weights(w, weight, a.at.weight, first, 1);
@@ -393,7 +403,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       C dy[VEC], of_weight[VEC];
       widen_pack(dy, at[dy_after_x]);
 #pragma unroll
-      for (int j = 0; j < VEC; j++) result[j] = backward_of(row, x[j], dy[j], MOMENTS ? w[j] : 1, of_weight[j]);
+      for (int j = 0; j < VEC; j++)
+        result[j] = backward_of(row, x[j], dy[j], MOMENTS ? w[j] : 1, of_weight[j]);
       if (MOMENTS) {
         add_to(dweight, of_weight, first);
         add_to(dbias, dy, first);
@@ -402,7 +413,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       C b[VEC];
       if (MOMENTS) load_weights(b, bias, a.at.bias, first, 0);
 #pragma unroll
-      for (int j = 0; j < VEC; j++) result[j] = forward_of(row, x[j], MOMENTS ? w[j] : 1, MOMENTS ? b[j] : 0);
+      for (int j = 0; j < VEC; j++)
+        result[j] = forward_of(row, x[j], MOMENTS ? w[j] : 1, MOMENTS ? b[j] : 0);
     }
     const slot_type packed = narrow_pack<C, T, VEC>(result);
     if (alike) {
@@ -413,8 +425,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
     }
   }
 
-  __device__ void apply_to_some_of_slot(const coefficients &row, T *out, const slot_type *at, const view_type &view,
-                                        int slot) const {
+  __device__ void apply_to_some_of_slot(const coefficients &row, T *out, const slot_type *at,
+                                        const view_type &view, int slot) const {
 #pragma unroll 1
     for (int j = 0; j < VEC; j++) {
       const int element = slot * VEC + j - view.phase;
@@ -509,7 +521,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       known.mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
       known.rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     } else {
-      known.mean = guess_mean((const T *)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), a.elements.count);
+      known.mean =
+          guess_mean((const T *)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), a.elements.count);
     }
     return known;
   }
@@ -527,8 +540,10 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
       if (row < count) {
         const row_knowledge now = next;
         next = know(row + 1);
-        if (MOMENTS && !BACKWARD && threadIdx.x == 0) guesses[row % ONEPASS_NORM_MAIL_SLOTS] = now.mean;
-        gather_slice(row, (int)(row & 1), gathered, a.ring - 1 - lag * a.chunks, now.mean, now.rstd, part);
+        if (MOMENTS && !BACKWARD && threadIdx.x == 0)
+          guesses[row % ONEPASS_NORM_MAIL_SLOTS] = now.mean;
+        gather_slice(row, (int)(row & 1), gathered, a.ring - 1 - lag * a.chunks, now.mean, now.rstd,
+                     part);
         send(row, part);
         gathered += row_slots;
         if (gathered >= ring_slots) gathered -= ring_slots;
@@ -539,7 +554,8 @@ template <class T, bool MOMENTS, bool BACKWARD> struct stream {
         const row_knowledge known = know(row - lag);
         apply(row - lag, applied, gradient_of(part, known.mean, known.rstd));
       } else {
-        apply(row - lag, applied, scale_of(row - lag, part, guesses[(row - lag) % ONEPASS_NORM_MAIL_SLOTS]));
+        apply(row - lag, applied,
+              scale_of(row - lag, part, guesses[(row - lag) % ONEPASS_NORM_MAIL_SLOTS]));
       }
       applied += row_slots;
       if (applied >= ring_slots) applied -= ring_slots;

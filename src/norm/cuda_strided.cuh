@@ -7,7 +7,8 @@
 #include "norm/cuda_common.cuh"
 
 /* Where a row is, however many there are. */
-template <class T> __device__ inline T *any_row_of(const void *base, const norm_args &a, int role, int64_t row) {
+template <class T>
+__device__ inline T *any_row_of(const void *base, const norm_args &a, int role, int64_t row) {
   return (T *)base + offset_on(a.rows, role, row);
 }
 
@@ -16,17 +17,20 @@ enum { COLUMNS_BLOCK = 512, STRIDED_BLOCK = 256, SUM_PARTS_BLOCK = 256 };
 /* L1Norm along an axis with something dense behind it. `team` lanes run along that, VEC elements
  * each; the block's other threads share the rows' elements. Rows of up to KEPT elements a
  * thread stay in registers, the others are read again. */
-template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const norm_args &a) {
+template <class T, bool BACKWARD, int VEC>
+__device__ inline void columns(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int KEPT = BACKWARD ? 4 : 8;
   __shared__ C shared[(BACKWARD ? 2 : 1) * COLUMNS_BLOCK * VEC];
-  const int lanes = a.team, lane = threadIdx.x % lanes, part = threadIdx.x / lanes, parts = COLUMNS_BLOCK / lanes;
+  const int lanes = a.team, lane = threadIdx.x % lanes, part = threadIdx.x / lanes,
+            parts = COLUMNS_BLOCK / lanes;
   const int last = a.rows.ndim - 1;
   const int64_t inner = a.rows.size[last], strips = (inner + lanes * VEC - 1) / (lanes * VEC);
   const int64_t column = blockIdx.x % strips * lanes * VEC + lane * VEC, n = a.elements.count;
   const int64_t row = blockIdx.x / strips * inner;
   const bool active = column < inner;
-  const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0], dy_step = a.elements.stride[ONEPASS_ROLE_DY][0];
+  const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0],
+                dy_step = a.elements.stride[ONEPASS_ROLE_DY][0];
   const int out_role = BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
   const int64_t out_step = a.elements.stride[out_role][0];
   const T *x = any_row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + column;
@@ -94,7 +98,8 @@ template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const 
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
         if (BACKWARD) {
-          v[j] = apply_l1_gradient(gradient[j], (C)widen(kept_x[k].v[j]), (C)widen(kept_dy[k].v[j]));
+          v[j] =
+              apply_l1_gradient(gradient[j], (C)widen(kept_x[k].v[j]), (C)widen(kept_dy[k].v[j]));
         } else {
           v[j] = apply_scale<false>(scale[j], (C)widen(kept_x[k].v[j]));
         }
@@ -106,7 +111,8 @@ template <class T, bool BACKWARD, int VEC> __device__ inline void columns(const 
 
 /* ---- Any strides: a block takes row after row ------------------------------------------------- */
 
-template <class T, class C> struct strided_row {
+template <class T, class C>
+struct strided_row {
   const norm_args &a;
   int64_t row;
   __device__ C get(const void *base, int role, int64_t element) const {
@@ -123,16 +129,19 @@ template <class T, class C> struct strided_row {
     return plain_sums<C, 2>{{(C)mine.v[0], (C)mine.v[1]}};
   }
   __device__ void put(void *base, int role, int64_t element, C value) const {
-    any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] = narrow_to<T>::from(value);
+    any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] =
+        narrow_to<T>::from(value);
   }
 };
 
 template <class T, class C>
-__device__ inline C strided_weight(const norm_args &a, const void *base, int role, int64_t element, C otherwise) {
+__device__ inline C strided_weight(const norm_args &a, const void *base, int role, int64_t element,
+                                   C otherwise) {
   return base ? weight_at<T>(base, offset_on(a.elements, role, element), a) : otherwise;
 }
 
-template <class T, bool MOMENTS> __device__ inline void strided_forward(const norm_args &a) {
+template <class T, bool MOMENTS>
+__device__ inline void strided_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   __shared__ plain_sums<C, 2> of_deviations[STRIDED_BLOCK / WARP];
   __shared__ plain_sums<C, 1> of_sums[STRIDED_BLOCK / WARP];
@@ -153,7 +162,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_forward(const no
       scale = scale_by_moments<C>(mean, found.squares, a);
       if (threadIdx.x == 0) {
         if (a.at.mean) *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
-        if (a.at.rstd) *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
+        if (a.at.rstd)
+          *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
       }
     } else {
       plain_sums<C, 1> mine;
@@ -177,7 +187,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_forward(const no
 
 /* dx may lie over x or dy, which dweight and dbias still need: those are summed first, by
  * strided_sums, and dx is written last, by strided_backward with `write` set. */
-template <class T, bool MOMENTS> __device__ inline void strided_backward(const norm_args &a) {
+template <class T, bool MOMENTS>
+__device__ inline void strided_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 3 : 2;
   __shared__ plain_sums<C, SUMS> of_warps[STRIDED_BLOCK / WARP];
@@ -195,7 +206,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_backward(const n
     for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
       const C x = at.get(a.at.x, ONEPASS_ROLE_X, i), dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
       if constexpr (MOMENTS) {
-        const C z = (x - mean) * rstd, g = dy * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
+        const C z = (x - mean) * rstd,
+                g = dy * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
         mine.v[0] += g;
         mine.v[1] += g * z;
         mine.v[2] += z;
@@ -215,7 +227,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_backward(const n
       const C x = at.get(a.at.x, ONEPASS_ROLE_X, i), dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
       if constexpr (MOMENTS) {
         const C g = dy * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
-        at.put(a.at.dx, ONEPASS_ROLE_DX, i, apply_moments_gradient(gradient, normalized(gradient, x), g));
+        at.put(a.at.dx, ONEPASS_ROLE_DX, i,
+               apply_moments_gradient(gradient, normalized(gradient, x), g));
       } else {
         at.put(a.at.dx, ONEPASS_ROLE_DX, i, apply_l1_gradient(gradient, x, dy));
       }
@@ -224,7 +237,8 @@ template <class T, bool MOMENTS> __device__ inline void strided_backward(const n
 }
 
 /* The mean of z of each row, for strided_sums: a block a row. */
-template <class T> __device__ inline void strided_offsets(const norm_args &a) {
+template <class T>
+__device__ inline void strided_offsets(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   __shared__ plain_sums<C, 1> of_warps[STRIDED_BLOCK / WARP];
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
@@ -243,13 +257,16 @@ template <class T> __device__ inline void strided_offsets(const norm_args &a) {
 }
 
 /* dweight and dbias of one column in a thread, over `row_group` rows. */
-template <class T> __device__ inline void strided_sums(const norm_args &a) {
+template <class T>
+__device__ inline void strided_sums(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int64_t n = a.elements.count, pieces = (n + STRIDED_BLOCK - 1) / STRIDED_BLOCK;
-  const int64_t column = blockIdx.x % pieces * STRIDED_BLOCK + threadIdx.x, group = blockIdx.x / pieces;
+  const int64_t column = blockIdx.x % pieces * STRIDED_BLOCK + threadIdx.x,
+                group = blockIdx.x / pieces;
   if (column >= n) return;
   C dweight = 0, dbias = 0;
-  for (int64_t row = group * a.row_group; row < (group + 1) * a.row_group && row < a.rows.count; row++) {
+  for (int64_t row = group * a.row_group; row < (group + 1) * a.row_group && row < a.rows.count;
+       row++) {
     const strided_row<T, C> at = {a, row};
     const C mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
     const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
@@ -265,10 +282,12 @@ template <class T> __device__ inline void strided_sums(const norm_args &a) {
 
 /* `team` threads share the parts of a column, in double: parts 0, team, 2 team, ... go to the first
  * one and so on. */
-template <class T> __device__ inline void sum_parts(const norm_args &a) {
+template <class T>
+__device__ inline void sum_parts(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   __shared__ double shared[SUM_PARTS_BLOCK];
-  const int width = SUM_PARTS_BLOCK / a.team, lane = threadIdx.x % width, part = threadIdx.x / width;
+  const int width = SUM_PARTS_BLOCK / a.team, lane = threadIdx.x % width,
+            part = threadIdx.x / width;
   const int64_t n = a.elements.count, column = (int64_t)blockIdx.x * width + lane;
   for (int which = 0; which < 2; which++) {
     const C *parts = (const C *)(which ? a.dbias_parts : a.dweight_parts);

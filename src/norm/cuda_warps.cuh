@@ -31,8 +31,8 @@ struct warp_rows {
 };
 
 template <class T, int VEC, int PACKS>
-__device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const void *base, int role, int64_t row, const warp_rows &w,
-                                const norm_args &a) {
+__device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const void *base, int role, int64_t row,
+                                const warp_rows &w, const norm_args &a) {
   const bool active = row < a.rows.count;
   const T *from = row_of<T>(base, a, role, active ? row : 0);
 #pragma unroll
@@ -54,7 +54,8 @@ __device__ inline void widen_row(C (&to)[PACKS][VEC], const pack<T, VEC> (&from)
 }
 
 template <class T, class C, int VEC, int PACKS>
-__device__ inline void load_weights(C (&v)[PACKS][VEC], const void *weights, const warp_rows &w, const norm_args &a, C otherwise) {
+__device__ inline void load_weights(C (&v)[PACKS][VEC], const void *weights, const warp_rows &w,
+                                    const norm_args &a, C otherwise) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
@@ -87,7 +88,8 @@ __device__ inline void warps_forward(const norm_args &a) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
 #pragma unroll
-      for (int j = 0; j < VEC; j++) sum.v[0] += MOMENTS ? v[i][j] : (v[i][j] < 0 ? -v[i][j] : v[i][j]);
+      for (int j = 0; j < VEC; j++)
+        sum.v[0] += MOMENTS ? v[i][j] : (v[i][j] < 0 ? -v[i][j] : v[i][j]);
     }
     sum = sum_lanes(sum, w.team);
     row_scale<C> scale;
@@ -109,7 +111,8 @@ __device__ inline void warps_forward(const norm_args &a) {
       left = sum_lanes(left, w.team);
       const C more = left.v[0] * (C)a.one_over_n;
       const C variance = (left.v[1] - left.v[0] * more) * (C)a.one_over_n;
-      const C rstd = one_over_root((variance > 0 || variance != variance ? variance : 0) + (C)a.eps);
+      const C rstd =
+          one_over_root((variance > 0 || variance != variance ? variance : 0) + (C)a.eps);
       scale.scale = rstd;
       scale.offset = -more * rstd;
       if (active && w.lane == 0) {
@@ -129,7 +132,8 @@ __device__ inline void warps_forward(const norm_args &a) {
       C out[VEC];
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        out[j] = MOMENTS ? v[i][j] * scale.scale + scale.offset : apply_scale<false>(scale, v[i][j]);
+        out[j] =
+            MOMENTS ? v[i][j] * scale.scale + scale.offset : apply_scale<false>(scale, v[i][j]);
       }
       if constexpr (keep) {
 #pragma unroll
@@ -154,7 +158,8 @@ __device__ inline void warps_forward(const norm_args &a) {
 
 /* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. */
 template <class C, int VEC, int PACKS>
-__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const warp_rows &w, int64_t n, C *shared) {
+__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const warp_rows &w, int64_t n,
+                                      C *shared) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
 #pragma unroll
@@ -256,8 +261,12 @@ __device__ inline void warps_backward(const norm_args &a) {
     }
   }
   if (!sums_weights) return;
-  if (a.dweight_parts) sum_over_block<C, VEC, PACKS>(dweight, (C *)a.dweight_parts + blockIdx.x * n, w, n, (C *)sums_of_warps);
-  if (a.dbias_parts) sum_over_block<C, VEC, PACKS>(dbias, (C *)a.dbias_parts + blockIdx.x * n, w, n, (C *)sums_of_warps);
+  if (a.dweight_parts)
+    sum_over_block<C, VEC, PACKS>(dweight, (C *)a.dweight_parts + blockIdx.x * n, w, n,
+                                  (C *)sums_of_warps);
+  if (a.dbias_parts)
+    sum_over_block<C, VEC, PACKS>(dbias, (C *)a.dbias_parts + blockIdx.x * n, w, n,
+                                  (C *)sums_of_warps);
 }
 
 #endif

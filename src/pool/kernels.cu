@@ -24,7 +24,15 @@ typedef __nv_bfloat16 element;
 typedef sums_of<element>::type sums;
 typedef onepass_pool_args pool_args;
 
-enum { VEC = vector_of<element>::count, LOG_VEC = VEC == 8 ? 3 : VEC == 4 ? 2 : 1, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
+enum {
+  VEC = vector_of<element>::count,
+            : VEC == 4 ? 2
+                       : 1,
+  BLOCK = 256,
+  WARP = 32,
+  SLOTS = 4,
+  WIDE_OUTPUTS = 8
+};
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
@@ -75,7 +83,8 @@ __device__ static sums edge_output(const pool_args &a, const element *in, int64_
   const int64_t at = output + a.padding;
   int64_t first = at < a.kernel ? 0 : (at - a.kernel) / a.stride + 1, last = at / a.stride;
   if (last > a.pooled - 1) last = a.pooled - 1;
-  for (int64_t o = first; o <= last; o++) sum += (double)widen(in[o * a.in_step]) / (double)window_of(a, o).divisor;
+  for (int64_t o = first; o <= last; o++)
+    sum += (double)widen(in[o * a.in_step]) / (double)window_of(a, o).divisor;
   return (sums)sum;
 }
 
@@ -103,15 +112,19 @@ struct output_slot {
     out = out_line(a, exists ? line : 0);
     first = (int64_t)slot * VEC - phase_of(out);
   }
-  __device__ bool is_plain(const pool_args &a) const { return first >= a.plain_begin && first + VEC <= a.plain_end; }
+  __device__ bool is_plain(const pool_args &a) const {
+    return first >= a.plain_begin && first + VEC <= a.plain_end;
+  }
 };
 
 /* Not in line: it is long, and rarely needed. */
-__device__ static __noinline__ void store_edge(const pool_args &a, const element *in, element *out, int64_t first) {
+__device__ static __noinline__ void store_edge(const pool_args &a, const element *in, element *out,
+                                               int64_t first) {
 #pragma unroll 1
   for (int j = 0; j < VEC; j++) {
     const int64_t output = first + j;
-    if (output >= 0 && output < a.outputs) out[output] = narrow_to<element>::from(edge_output(a, in, output));
+    if (output >= 0 && output < a.outputs)
+      out[output] = narrow_to<element>::from(edge_output(a, in, output));
   }
 }
 
@@ -138,7 +151,8 @@ __device__ inline sums element_of_words(const unsigned *words, int i) {
 
 /* SPAN neighbouring elements in shared memory at any address: aligned vectors that hold at least one of
  * them, shifted by whole words and, of halves, by half a word. */
-template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const char *from) {
+template <int SPAN>
+__device__ static void load_span(sums (&to)[SPAN], const char *from) {
   const int PACKS = (SPAN + VEC - 2) / VEC + 1, WORDS = PACKS * 4, SIZE = sizeof(element);
   const int phase = (int)((uintptr_t)from % 16);
   const uint4 *aligned = (const uint4 *)(from - phase);
@@ -147,7 +161,8 @@ template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const cha
   for (int i = 0; i < PACKS; i++) {
     uint4 part = {0, 0, 0, 0};
     if (i * 16 < phase + SPAN * SIZE) part = aligned[i];
-    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z,
+              words[4 * i + 3] = part.w;
   }
   words[WORDS] = 0;
 #pragma unroll
@@ -169,7 +184,8 @@ template <int SPAN> __device__ static void load_span(sums (&to)[SPAN], const cha
 }
 
 /* The sum of COUNT neighbours, as a tree whose small branches neighbouring windows share. */
-template <int COUNT> __device__ inline sums tree_sum(const sums *v) {
+template <int COUNT>
+__device__ inline sums tree_sum(const sums *v) {
   if constexpr (COUNT == 1) {
     return v[0];
   } else {
@@ -183,7 +199,8 @@ template <int COUNT> __device__ inline sums tree_sum(const sums *v) {
 /* Small kernels that are known when this is compiled. A block brings the inputs of a tile of its line
  * to shared memory, without waiting in between; a thread then makes SLOTS slots of outputs from
  * registers. `offset` is from an output's number, times the stride, to its first input's. */
-template <int K, int S> __device__ static void small_windows(const pool_args &a) {
+template <int K, int S>
+__device__ static void small_windows(const pool_args &a) {
   extern __shared__ __align__(16) char tile[];
   const int SPAN = (VEC - 1) * S + K;
   const unsigned line = blockIdx.x / (unsigned)a.tiles, number = blockIdx.x % (unsigned)a.tiles;
@@ -194,7 +211,8 @@ template <int K, int S> __device__ static void small_windows(const pool_args &a)
   int64_t begin = first * S + offset, end = (first + BLOCK * SLOTS * VEC - 1) * S + offset + K;
   if (begin < 0) begin = 0;
   if (end > a.inputs) end = a.inputs;
-  const int phase = (int)((uintptr_t)(in + begin) % 16), bytes = (int)(end - begin) * (int)sizeof(element) + phase;
+  const int phase = (int)((uintptr_t)(in + begin) % 16),
+            bytes = (int)(end - begin) * (int)sizeof(element) + phase;
   const char *from = (const char *)(in + begin) - phase;
   for (int at = threadIdx.x * 16; at < bytes; at += BLOCK * 16) {
     copy_async(tile + at, from + at, bytes - at < 16 ? bytes - at : 16);
@@ -249,7 +267,8 @@ __device__ static void any_windows(const pool_args &a) {
   output_slot slot(a);
   if (!slot.exists) return;
 #pragma unroll 1
-  for (int k = 0; k < (a.lanes ? 1 : SLOTS); k++, slot.first += BLOCK * VEC) any_windows_of(a, slot);
+  for (int k = 0; k < (a.lanes ? 1 : SLOTS); k++, slot.first += BLOCK * VEC)
+    any_windows_of(a, slot);
 }
 
 /* Long windows that overlap much: sums of 1, 2, 4, ... neighbours are made in shared memory, each
@@ -320,7 +339,8 @@ __device__ static void warp_windows(const pool_args &a) {
     sum += part;
   }
   for (int mask = WARP / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-  if (lane == 0) out_line(a, line)[output] = narrow_to<element>::from((sums)(sum / (double)w.divisor));
+  if (lane == 0)
+    out_line(a, line)[output] = narrow_to<element>::from((sums)(sum / (double)w.divisor));
 }
 
 /* Any strides: a thread an output. */
@@ -328,11 +348,15 @@ __device__ static void strided_windows(const pool_args &a) {
   const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
   if (index >= a.outputs * a.lines.count) return;
   const int64_t line = index / a.outputs, output = index % a.outputs;
-  out_line(a, line)[output * a.out_step] = narrow_to<element>::from(edge_output(a, in_line(a, line), output));
+  out_line(a, line)[output * a.out_step] =
+      narrow_to<element>::from(edge_output(a, in_line(a, line), output));
 }
 
-#define KERNEL(name, call) \
-  extern "C" __global__ void __launch_bounds__(BLOCK, 1) name(const __grid_constant__ pool_args args) { call; }
+#define KERNEL(name, call)                               \
+  extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
+      name(const __grid_constant__ pool_args args) {     \
+    call;                                                \
+  }
 
 KERNEL(windows_2_1, (small_windows<2, 1>(args)))
 KERNEL(windows_3_1, (small_windows<3, 1>(args)))
