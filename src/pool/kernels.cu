@@ -24,15 +24,7 @@ typedef __nv_bfloat16 element;
 typedef sums_of<element>::type sums;
 typedef onepass_pool_args pool_args;
 
-enum {
-  VEC = vector_of<element>::count,
-            : VEC == 4 ? 2
-                       : 1,
-  BLOCK = 256,
-  WARP = 32,
-  SLOTS = 4,
-  WIDE_OUTPUTS = 8
-};
+enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 

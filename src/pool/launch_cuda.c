@@ -4,10 +4,10 @@
 enum {
   BLOCK = 256,
   WARP = 32,
-  SLOTS = 4,        /* of 16 bytes, that a thread of a long line makes */
-  MOST_TERMS = 32,  /* of an output that one thread adds up */
-  WIDE_OUTPUTS = 8, /* of a thread, by doubling */
-  LONGEST_DOUBLED = 8192
+  SLOTS = 4,              /* of 16 bytes, that a thread of a long line makes */
+  MOST_TERMS = 32,        /* of an output that one thread adds up */
+  WIDE_OUTPUTS = 8,       /* of a thread, by doubling */
+  LONGEST_DOUBLED = 32768 /* bytes of sums, which leave room for half as much */
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
@@ -61,6 +61,7 @@ static size_t tile_bytes(const onepass_pool_problem *p) {
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int64_t terms = p->backward ? divide_up(p->kernel, p->stride) : p->kernel;
   const int64_t lines = p->lines.count, outputs = onepass_pool_outputs(p);
+  const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
   const bool overlaps = p->stride == 1 || (!p->backward && p->kernel > 4 * p->stride);
   share_slots(p, l);
   l->name = l->lanes ? NULL : small_kernel_of(p);
@@ -68,9 +69,8 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     l->shared = tile_bytes(p);
   } else if (terms <= MOST_TERMS) {
     l->name = "windows_any";
-  } else if (overlaps && p->kernel <= LONGEST_DOUBLED) {
+  } else if (overlaps && p->kernel <= LONGEST_DOUBLED / size) {
     /* As many outputs as fit beside their window, twice. */
-    const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
     const int64_t room = 96 * 1024 / (2 * size) - p->kernel, step = p->backward ? 1 : p->stride;
     l->name = "windows_doubled";
     l->tile = (int32_t)most(1, least(least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
