@@ -199,10 +199,7 @@ static double normalized_error(const trial *trial, const double *x, double mean,
     magnitude += fabs(x[i]) / n;
   }
   double slack = trial->unit * sum_slack(trial, trial->view.length);
-  /* Means up to two deviations from zero are subtracted as mean * rstd, which is rounded. */
-  double rounding = trial->unit * fmin(fabs(mean), 2 / rstd);
-  return rstd *
-         (slack * spread + rounding + 0x1p-53 * reference_slack(trial->view.length) * magnitude);
+  return rstd * (slack * spread + 0x1p-53 * reference_slack(trial->view.length) * magnitude);
 }
 
 /* The normalized values follow from the mean of x and the saved rstd; the saved mean is rounded and
