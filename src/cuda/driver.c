@@ -12,17 +12,20 @@ static struct {
 } driver = {.once = PTHREAD_ONCE_INIT};
 
 typedef struct symbol {
-  const char *name;
+  const char *name, *first_name; /* with and without the version that cuda.h gives it */
   void **address;
 } symbol;
 
 #define TEXT_OF(name) #name
-#define SYMBOL(name)  {TEXT_OF(name), (void **)&driver.api.name},
+#define SYMBOL(name)  {TEXT_OF(name), #name, (void **)&driver.api.name},
 
 static bool find_functions(void *library) {
   const symbol symbols[] = {ONEPASS_CUDA_FUNCTIONS(SYMBOL)};
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
     *symbols[i].address = dlsym(library, symbols[i].name);
+    if (*symbols[i].address) continue;
+    /* The only version that drivers may lack is that of cuEventElapsedTime, which is the same. */
+    *symbols[i].address = dlsym(library, symbols[i].first_name);
     if (*symbols[i].address) continue;
     snprintf(driver.reason, sizeof driver.reason,
              "the CUDA driver has no %s: expected one for CUDA 11.8 or later", symbols[i].name);

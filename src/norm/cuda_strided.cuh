@@ -205,16 +205,8 @@ __device__ inline void strided_backward(const norm_args &a) {
     __syncthreads(); /* the sums of the row before have been read */
     for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
       const C x = at.get(a.at.x, ONEPASS_ROLE_X, i), dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
-      if constexpr (MOMENTS) {
-        const C z = (x - mean) * rstd,
-                g = dy * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
-        mine.v[0] += g;
-        mine.v[1] += g * z;
-        mine.v[2] += z;
-      } else {
-        mine.v[0] += x < 0 ? -x : x;
-        mine.v[1] += dy * x;
-      }
+      const C w = MOMENTS ? strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1) : 1;
+      add_product<MOMENTS>(mine, x, dy, w, mean, rstd);
     }
     const plain_sums<C, SUMS> all = sum_block(mine, of_warps);
     row_gradient<C> gradient;
