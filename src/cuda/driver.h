@@ -51,7 +51,6 @@
   F(cuEventCreate)                     \
   F(cuEventDestroy)                    \
   F(cuEventRecord)                     \
-  F(cuEventSynchronize)                \
   F(cuEventElapsedTime)                \
   F(cuGraphInstantiateWithFlags)       \
   F(cuGraphLaunch)                     \

@@ -20,8 +20,7 @@ enum {
   COLUMNS_BLOCK = 512,
   STRIDED_BLOCK = 256,
   MOST_CLUSTER = 16,
-  MOST_WARPS = 16,
-  RESERVED_SHARED = 1024 /* of every block, by the system */
+  MOST_WARPS = 16
 };
 
 /* A choice in the making. */
