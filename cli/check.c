@@ -236,14 +236,12 @@ static void print_kernel(const run *run, const kernel_line *line) {
 
 /* The whole list takes every kernel the device has. Returns how many it did not, and names them. */
 static int name_unreached(const run *run, char *text, size_t size) {
-  onepass_cuda_info info;
   int missing = 0;
   text[0] = '\0';
   bool whole = run->request->op == OP_COUNT && run->request->number < 0;
-  if (!run->cuda || !whole || onepass_get_cuda_info(0, &info) != ONEPASS_OK) return 0;
+  if (!run->cuda || !whole) return 0;
   for (int kernel = ONEPASS_CUDA_BEST + 1; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
-    bool there = kernel != ONEPASS_CUDA_CLUSTERS || info.major >= 9;
-    if (!there || run->reached[kernel] > 0) continue;
+    if (run->reached[kernel] > 0) continue;
     size_t used = strlen(text);
     snprintf(text + used, size - used, "%s%s", missing++ ? ", " : "", cuda_kernel_choices[kernel]);
   }

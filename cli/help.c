@@ -98,7 +98,7 @@ static const char bench_help[] =
     "  --device NAME    cpu, cuda or auto (default): the first GPU if there is one, or else the "
     "CPU\n"
     "  --cuda-kernel NAME\n"
-    "                   GPU: best (default), warps, blocks, clusters, grid, passes, columns,\n"
+    "                   GPU: best (default), warps, blocks, ring, stream, passes, columns,\n"
     "                   strided or windows\n"
     "  --reps N         repetitions; default: about a second's worth, at least 5\n"
     "  --json           one JSON object a line\n"

@@ -10,8 +10,8 @@
 
 const char *const op_choices[] = {"l1_norm", "layer_norm", "avg_pool1d", "all", NULL};
 const char *const device_choices[] = {"cpu", "cuda", "auto", NULL};
-const char *const cuda_kernel_choices[] = {"best",   "warps",   "blocks",  "clusters", "grid",
-                                           "passes", "columns", "strided", "windows",  NULL};
+const char *const cuda_kernel_choices[] = {"best",   "warps",   "blocks",  "ring",    "stream",
+                                           "passes", "columns", "strided", "windows", NULL};
 
 enum { LONGEST_NAME = 32, OLDEST_CUDA = 8 /* compute capability */ };
 

@@ -205,14 +205,14 @@ typedef enum onepass_vector_level {
 /* The ways a GPU may go about a problem; docs/design.md says when the library takes which. */
 typedef enum onepass_cuda_kernel {
   ONEPASS_CUDA_BEST = 0,
-  ONEPASS_CUDA_WARPS = 1,    /* norm: some lanes of a warp hold a row in registers */
-  ONEPASS_CUDA_BLOCKS = 2,   /* norm: a block holds a row in registers */
-  ONEPASS_CUDA_CLUSTERS = 3, /* norm: the blocks of a cluster share a row; from capability 9.0 on */
-  ONEPASS_CUDA_GRID = 4,     /* norm: blocks all over the chip share each row; when asked for */
-  ONEPASS_CUDA_PASSES = 5,   /* norm: rows are read twice, once for their sums */
-  ONEPASS_CUDA_COLUMNS = 6,  /* norm: lanes run across rows whose elements are far apart */
-  ONEPASS_CUDA_STRIDED = 7,  /* norm, pool: any strides, element by element */
-  ONEPASS_CUDA_WINDOWS = 8,  /* pool: dense lines */
+  ONEPASS_CUDA_WARPS = 1,   /* norm: some lanes of a warp hold a row in registers */
+  ONEPASS_CUDA_BLOCKS = 2,  /* norm, forward: a block holds a row in registers and shared memory */
+  ONEPASS_CUDA_RING = 3,    /* norm: a block does row after row, the next ones on their way */
+  ONEPASS_CUDA_STREAM = 4,  /* norm: the blocks of a team have a slice of each of its rows */
+  ONEPASS_CUDA_PASSES = 5,  /* norm: rows are read twice, once for their sums */
+  ONEPASS_CUDA_COLUMNS = 6, /* norm: lanes run across rows whose elements are far apart */
+  ONEPASS_CUDA_STRIDED = 7, /* norm, pool: any strides, element by element */
+  ONEPASS_CUDA_WINDOWS = 8, /* pool: dense lines */
   ONEPASS_CUDA_KERNEL_COUNT
 } onepass_cuda_kernel;
 

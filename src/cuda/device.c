@@ -13,7 +13,7 @@
 enum {
   MOST_DEVICES = 64,
   MOST_KERNELS = 128, /* of a family and a type: a power of two, and more than there are */
-  LONGEST_NAME = 48,
+  LONGEST_NAME = 64,
   OLDEST_MAJOR = 8
 };
 
@@ -343,7 +343,8 @@ onepass_status onepass_cuda_check_stream(const onepass_cuda_device *device, void
 
 onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void *args,
                                   void *stream) {
-  CUlaunchAttribute attributes[2];
+  CUlaunchAttribute cooperative = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE};
+  cooperative.value.cooperative = launch->cooperative;
   CUlaunchConfig config = {.gridDimX = (unsigned)launch->grid,
                            .gridDimY = 1,
                            .gridDimZ = 1,
@@ -352,18 +353,8 @@ onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void 
                            .blockDimZ = 1,
                            .sharedMemBytes = (unsigned)launch->shared,
                            .hStream = stream,
-                           .attrs = attributes};
-  if (launch->cluster > 1) {
-    CUlaunchAttribute *cluster = &attributes[config.numAttrs++];
-    cluster->id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    cluster->value.clusterDim.x = (unsigned)launch->cluster;
-    cluster->value.clusterDim.y = cluster->value.clusterDim.z = 1;
-  }
-  if (launch->cooperative) {
-    CUlaunchAttribute *cooperative = &attributes[config.numAttrs++];
-    cooperative->id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-    cooperative->value.cooperative = 1;
-  }
+                           .attrs = &cooperative,
+                           .numAttrs = launch->cooperative};
   void *parameters[] = {(void *)(uintptr_t)args};
   const CUresult result = cuda()->cuLaunchKernelEx(&config, launch->function, parameters, NULL);
   return result == CUDA_SUCCESS ? ONEPASS_OK : refused("launching a kernel", result);

@@ -33,7 +33,6 @@ typedef struct onepass_cuda_launch {
   onepass_cuda_function function;
   int64_t grid;
   int32_t block;
-  int32_t cluster;  /* blocks; 1: none */
   bool cooperative; /* all blocks run at once */
   size_t shared;
 } onepass_cuda_launch;

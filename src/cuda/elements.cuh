@@ -85,7 +85,24 @@ __device__ inline pack<T, N> load_once(const T *p) {
     word raw;
     pack<T, N> elements;
   } u;
-  u.raw = __ldcs((const word *)p);
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(u.raw.x), "=r"(u.raw.y), "=r"(u.raw.z), "=r"(u.raw.w)
+                 : "l"(p));
+  } else {
+    u.raw = __ldcs((const word *)p);
+  }
+  return u.elements;
+}
+
+/* Zeros, of all types alike. */
+template <class T, int N>
+__device__ inline pack<T, N> no_elements() {
+  union {
+    typename streaming<sizeof(T) * N>::word raw;
+    pack<T, N> elements;
+  } u;
+  u.raw = {};
   return u.elements;
 }
 
@@ -93,6 +110,37 @@ template <class T, int N>
 __device__ inline void store_once(T *p, const pack<T, N> &value) {
   typedef typename streaming<sizeof(T) * N>::word word;
   __stcs((word *)p, *(const word *)&value);
+}
+
+/* Two halves in a word at once: taken one by one, each would be cut out of its word first. */
+__device__ inline void widen_two(float &low, float &high, unsigned word, __nv_bfloat16) {
+  low = __uint_as_float(word << 16);
+  high = __uint_as_float(word & 0xffff0000u);
+}
+__device__ inline void widen_two(float &low, float &high, unsigned word, __half) {
+  const float2 both = __half22float2(*(const __half2 *)&word);
+  low = both.x;
+  high = both.y;
+}
+__device__ inline unsigned narrow_two(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *(const unsigned *)&both;
+}
+__device__ inline unsigned narrow_two(float low, float high, __half) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return *(const unsigned *)&both;
+}
+
+template <class C, class T, int N>
+__device__ inline void widen_pack(C (&to)[N], const pack<T, N> &from) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    const unsigned *words = (const unsigned *)&from;
+#pragma unroll
+    for (int j = 0; j < N; j += 2) widen_two(to[j], to[j + 1], words[j / 2], T());
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) to[j] = widen(from.v[j]);
+  }
 }
 
 /* N elements at any address, for what is small and read again and again. */
@@ -103,9 +151,7 @@ __device__ inline void load_any(C (&to)[N], const T *p) {
   if ((uintptr_t)p % bytes == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += step) {
-      const pack<T, step> part = *(const pack<T, step> *)(p + i);
-#pragma unroll
-      for (int j = 0; j < step; j++) to[i + j] = widen(part.v[j]);
+      widen_pack(*(C(*)[step])(to + i), *(const pack<T, step> *)(p + i));
     }
   } else {
 #pragma unroll
@@ -119,16 +165,8 @@ __device__ inline void load_aligned(C (&to)[N], const T *p) {
   const int step = sizeof(T) * N < 16 ? N : 16 / (int)sizeof(T);
 #pragma unroll
   for (int i = 0; i < N; i += step) {
-    const pack<T, step> part = *(const pack<T, step> *)(p + i);
-#pragma unroll
-    for (int j = 0; j < step; j++) to[i + j] = widen(part.v[j]);
+    widen_pack(*(C(*)[step])(to + i), *(const pack<T, step> *)(p + i));
   }
-}
-
-template <class C, class T, int N>
-__device__ inline void widen_pack(C (&to)[N], const pack<T, N> &from) {
-#pragma unroll
-  for (int j = 0; j < N; j++) to[j] = widen(from.v[j]);
 }
 
 /* Keep halves as they are: the compiler would rather hold on to all of them as floats, which takes twice
@@ -144,8 +182,14 @@ __device__ inline void stay_packed(pack<T, N> &elements) {
 template <class C, class T, int N>
 __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   pack<T, N> to;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    unsigned *words = (unsigned *)&to;
 #pragma unroll
-  for (int j = 0; j < N; j++) to.v[j] = narrow_to<T>::from(from[j]);
+    for (int j = 0; j < N; j += 2) words[j / 2] = narrow_two(from[j], from[j + 1], T());
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) to.v[j] = narrow_to<T>::from(from[j]);
+  }
   return to;
 }
 
@@ -154,7 +198,8 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
 /* 16 bytes of which the first `valid` are read; the others become zeros. */
 __device__ inline void copy_async(void *shared, const void *global, int valid) {
   const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(valid)
                : "memory");
 }
 

@@ -22,55 +22,57 @@ static naming name_kernels(const onepass_plan *plan) {
 
 static onepass_status add_step(const onepass_plan *plan, onepass_norm_way *way, const char *name,
                                onepass_cuda_launch step) {
-  if (step.cluster == 0) step.cluster = 1;
   const onepass_status status = onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM,
                                                   plan->problem.norm.type, name, &step.function);
   way->steps[way->step_count++] = step;
   return status;
 }
 
-#define NAME(...) \
-  char name[48];  \
-  snprintf(name, sizeof name, __VA_ARGS__)
-
 static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   const onepass_norm_launch *l = &way->launch;
-  static const char *const widths[] = {"scalar", "vector", "phased"};
-  const char *width = widths[l->width];
-  const onepass_cuda_launch step = {.grid = l->grid,
-                                    .block = l->block,
-                                    .cluster = l->cluster,
-                                    .cooperative = l->cooperative,
-                                    .shared = l->shared};
+  const onepass_norm_problem *p = &n->plan->problem.norm;
+  const bool moments = p->op->statistic == ONEPASS_STATISTIC_MOMENTS;
+  const char *width = l->width == ONEPASS_NORM_VECTOR ? "vector" : "scalar";
+  /* Kernels that hold weights as they are in memory come in two kinds. */
+  const char *weights = moments && p->weight_type != p->type ? "_f32" : "";
+  const onepass_cuda_launch step = {
+      .grid = l->grid, .block = l->block, .cooperative = l->cooperative, .shared = l->shared};
+  char name[64];
   switch (l->kernel) {
-    case ONEPASS_CUDA_WARPS: {
-      NAME("%s_warps_%s_%s_%d", n->statistic, n->direction, width, (int)l->packs);
-      return add_step(n->plan, way, name, step);
-    }
+    case ONEPASS_CUDA_WARPS:
+      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s", n->statistic, n->direction, width,
+               (int)l->packs, l->width == ONEPASS_NORM_VECTOR ? weights : "");
+      break;
     case ONEPASS_CUDA_BLOCKS:
-    case ONEPASS_CUDA_CLUSTERS: {
-      NAME("%s_blocks_%s_%s", n->statistic, n->direction, width);
-      return add_step(n->plan, way, name, step);
-    }
-    case ONEPASS_CUDA_COLUMNS: {
-      NAME("%s_columns_%s_%s", n->statistic, n->direction, width);
-      return add_step(n->plan, way, name, step);
-    }
-    case ONEPASS_CUDA_STRIDED: {
-      NAME("%s_strided_%s", n->statistic, n->direction);
-      return add_step(n->plan, way, name, step);
-    }
-    default: {
-      NAME("%s_stream_%s", n->statistic, n->direction);
-      return add_step(n->plan, way, name, step);
-    }
+      snprintf(name, sizeof name, "%s_%s%s", n->statistic,
+               l->wide         ? "wide_forward"
+               : l->packs == 8 ? "blocks_forward_long"
+               : l->broad      ? "blocks_forward_late"
+                               : "blocks_forward",
+               weights);
+      break;
+    case ONEPASS_CUDA_RING:
+      snprintf(name, sizeof name, "%s_ring_%s_%s%s", n->statistic, n->direction,
+               l->broad ? "broad" : "narrow", weights);
+      break;
+    case ONEPASS_CUDA_STREAM:
+      snprintf(name, sizeof name, "%s_stream_%s%s", n->statistic, n->direction, weights);
+      break;
+    case ONEPASS_CUDA_COLUMNS:
+      snprintf(name, sizeof name, "%s_columns_%s_%s", n->statistic, n->direction, width);
+      break;
+    default:
+      snprintf(name, sizeof name, "%s_strided_%s", n->statistic, n->direction);
   }
+  return add_step(n->plan, way, name, step);
 }
 
 static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   const onepass_norm_launch *l = &way->launch;
   const onepass_norm_problem *p = &n->plan->problem.norm;
-  NAME("%s_gather_%s", n->statistic, n->direction);
+  const char *width = !p->backward ? "" : l->width == ONEPASS_NORM_VECTOR ? "_vector" : "_scalar";
+  char name[64];
+  snprintf(name, sizeof name, "%s_gather_%s%s", n->statistic, n->direction, width);
   onepass_status status =
       add_step(n->plan, way, name, (onepass_cuda_launch){.grid = l->grid, .block = l->block});
   if (status != ONEPASS_OK) return status;
@@ -79,10 +81,7 @@ static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   status =
       add_step(n->plan, way, name, (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
   if (status != ONEPASS_OK) return status;
-  snprintf(name, sizeof name, "%s_apply_%s%s", n->statistic, n->direction,
-           !p->backward ? ""
-           : l->width   ? "_vector"
-                        : "_scalar");
+  snprintf(name, sizeof name, "%s_apply_%s%s", n->statistic, n->direction, width);
   return add_step(n->plan, way, name,
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
 }
@@ -99,9 +98,8 @@ static onepass_status add_strided_sums(const naming *n, onepass_norm_way *way) {
 
 static onepass_status add_sum_of_parts(const naming *n, onepass_norm_way *way) {
   const int64_t columns = n->plan->problem.norm.elements.count;
-  NAME("%s_sum_parts", n->statistic);
   return add_step(
-      n->plan, way, name,
+      n->plan, way, "moments_sum_parts",
       (onepass_cuda_launch){
           .grid = (columns * way->launch.adders + SUM_PARTS_BLOCK - 1) / SUM_PARTS_BLOCK,
           .block = SUM_PARTS_BLOCK});
@@ -160,7 +158,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .chunks = l->chunks,
                             .ring = l->ring,
                             .f32_weights = p->weight_type != p->type,
-                            .shared_weights = l->shared_weights,
+                            .aligned = l->width == ONEPASS_NORM_VECTOR,
                             .lookahead = l->lookahead,
                             .slice = l->slice,
                             .segments = l->segments,
@@ -209,7 +207,7 @@ onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
   plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
   plan->info.grid = l->grid;
   plan->info.block = l->block;
-  plan->info.cluster = l->cluster;
+  plan->info.cluster = 1;
   plan->info.shared = l->shared;
   plan->info.launches = ways->ways[ONEPASS_NORM_ALIGNED].step_count + (l->mail_size ? 1 : 0);
   plan->queue = queue_norm;

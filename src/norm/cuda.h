@@ -12,11 +12,9 @@
  *                                           with z = (x - saved mean) * rstd */
 enum { ONEPASS_NORM_MOST_SUMS = 3 };
 
-/* A mailbox of the stream kernels holds words of 32 bits with a tag of 32 bits. */
-enum { ONEPASS_NORM_MAIL_SLOTS = 8, ONEPASS_NORM_MOST_WORDS = 2 * ONEPASS_NORM_MOST_SUMS };
-
-/* Slots of 16 bytes that a thread of the stream kernels moves at once. */
-enum { ONEPASS_NORM_CHUNK_SLOTS = 4 };
+/* Letters of a block of the stream kernels that are kept: more than twice the rows between gathering and
+ * writing, so that none is written over before all have read it. */
+enum { ONEPASS_NORM_MAIL_SLOTS = 64 };
 
 /* The argument of every kernel; each uses its part. */
 typedef struct onepass_norm_args {
@@ -27,11 +25,12 @@ typedef struct onepass_norm_args {
   double one_over_n;
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */
-  int32_t chunks;           /* stream: of a slice, at most */
-  int32_t ring;             /* stream: chunks in shared memory */
+  int32_t chunks;           /* wide: packs of a thread in shared memory */
+  int32_t ring;             /* stream: rows in shared memory */
   int32_t f32_weights;      /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t shared_weights;   /* stream: weight and bias wait in shared memory */
-  int32_t lookahead;        /* stream: rows that are gathered before a row's sums are waited for */
+  int32_t aligned;          /* ring, stream, wide: every row starts at a multiple of 16 bytes */
+  int32_t lookahead;        /* stream: rows that are gathered before a row's sums are waited for;
+                             * wide: how far ahead the row is that comes to this multiprocessor next */
   int64_t slice;            /* elements of a row that a block has */
   int64_t segments;         /* passes: of a row; sums of dweight: partial sums */
   int64_t row_group;        /* passes, backward: rows whose dweight is summed by one block */

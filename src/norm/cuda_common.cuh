@@ -26,10 +26,10 @@ __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t 
 
 /* The same for rows, of which there are fewer than 2^32 where they are on several axes: divisions of
  * 32 bits keep the kernels small. */
-template <class T>
+template <class T, bool ONE_AXIS = false>
 __device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
   const onepass_walk &walk = a.rows;
-  if (walk.ndim <= 1) return (T *)base + row * walk.stride[role][0];
+  if (ONE_AXIS || walk.ndim <= 1) return (T *)base + row * walk.stride[role][0];
   int64_t offset = 0;
   unsigned position = (unsigned)row;
 #pragma unroll 1
@@ -179,18 +179,18 @@ struct row_moments {
     about = from;
     more = sums.v[0] / count;
     squares = sums.v[1] - of_mean;
-    lossy = !(of_mean <= squares);
+    lossy = !(of_mean <= 4 * squares);
     if (squares < 0) squares = 0;
   }
 };
 
-/* A number near the mean of the row, for most rows: the mean of its first elements. */
+/* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. */
 template <class T>
 __device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
   typename sums_of<T>::type sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);
-  return sum / 4;
+  return widen(narrow_to<T>::from(sum / 4));
 }
 
 /* ---- What is done with them ------------------------------------------------------------------ */

@@ -4,7 +4,7 @@
 #ifndef ONEPASS_NORM_CUDA_PASSES_CUH
 #define ONEPASS_NORM_CUDA_PASSES_CUH
 
-#include "norm/cuda_common.cuh"
+#include "norm/cuda_slices.cuh"
 
 enum { PASSES_BLOCK = 256 };
 
@@ -143,12 +143,59 @@ __device__ inline void passes_gather(const norm_args &a) {
   }
 }
 
+/* The same backward where every row is aligned: packs are held as they are, so that more of them are under
+ * way. */
+template <class T, bool MOMENTS>
+__device__ inline void passes_gather_aligned(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, true>::count, AHEAD = 4;
+  __shared__ plain_sums<C, SUMS> of_warps[PASSES_BLOCK / WARP];
+  const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count,
+                begin = segment * a.slice;
+  const int64_t rest = a.elements.count - begin;
+  const int length = (int)(rest < a.slice ? rest : a.slice);
+  const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin,
+          *dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin;
+  const C mean = MOMENTS ? *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) : 0,
+          rstd = MOMENTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
+  plain_sums<C, SUMS> mine;
+  mine.clear();
+  for (int start = threadIdx.x * VEC; start < length; start += AHEAD * PASSES_BLOCK * VEC) {
+    pack<T, VEC> x_of[AHEAD], dy_of[AHEAD];
+    C w[AHEAD][VEC];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      const int at = start + k * PASSES_BLOCK * VEC;
+      if (at >= length) continue;
+      x_of[k] = *(const pack<T, VEC> *)(x + at);
+      dy_of[k] = *(const pack<T, VEC> *)(dy + at);
+      if (MOMENTS && a.at.weight) load_aligned_weights<T>(w[k], a.at.weight, begin + at, a);
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      if (start + k * PASSES_BLOCK * VEC >= length) continue;
+      if (MOMENTS && !a.at.weight) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) w[k][j] = 1;
+      }
+      C v[VEC], g[VEC];
+      widen_pack(v, x_of[k]);
+      widen_pack(g, dy_of[k]);
+      add_products<MOMENTS>(mine, v, g, w[k], mean, rstd);
+    }
+  }
+  const plain_sums<C, SUMS> all = sum_block(mine, of_warps);
+  double *to = a.sums + (row * a.segments + segment) * SUMS;
+  if (threadIdx.x < SUMS) to[threadIdx.x] = all.v[threadIdx.x];
+}
+
 __device__ inline double elements_of_segment(const norm_args &a, int64_t segment) {
   const int64_t rest = a.elements.count - segment * a.slice;
   return (double)(rest < a.slice ? rest : a.slice);
 }
 
-/* A warp merges the sums of a row's segments in place of those of its first segment. */
+/* A warp merges the sums of a row's segments in place of those of its first segment. Backward, what
+ * follows from them takes that place, in the type of sums. */
 template <class T, bool MOMENTS, bool BACKWARD>
 __device__ inline void passes_merge(const norm_args &a) {
   typedef typename sums_of<T>::type C;
@@ -192,8 +239,46 @@ __device__ inline void passes_merge(const norm_args &a) {
       for (int k = 0; k < SUMS; k++) mine.v[k] += sums[i * SUMS + k];
     }
     mine = sum_lanes(mine, WARP);
-    if (lane < SUMS) sums[lane] = mine.v[lane];
+    if constexpr (!BACKWARD) {
+      if (lane == 0) sums[0] = mine.v[0];
+      return;
+    }
+    __syncwarp();
+    C *found = (C *)sums;
+    if (lane != 0) return;
+    if constexpr (MOMENTS && BACKWARD) {
+      const row_gradient<C> gradient = gradient_by_moments<C>(
+          mine.v[0], mine.v[1], mine.v[2], *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
+          *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row), a);
+      found[0] = gradient.offset;
+      found[1] = gradient.by_z;
+      found[2] = gradient.constant;
+    } else if constexpr (BACKWARD) {
+      const row_gradient<C> gradient = gradient_by_sums<C>(mine.v[0], mine.v[1], a);
+      found[0] = gradient.denominator;
+      found[1] = gradient.slope;
+    }
   }
+}
+
+/* What passes_merge has left of a row. */
+template <bool MOMENTS, class C>
+__device__ inline row_gradient<C> merged_gradient(const norm_args &a, int64_t row) {
+  const C *found = (const C *)(a.sums + row * a.segments * pass_sums<MOMENTS, true>::count);
+  row_gradient<C> gradient = {0};
+  if constexpr (MOMENTS) {
+    gradient.mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    gradient.rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
+    gradient.offset = found[0];
+    gradient.by_z = found[1];
+    gradient.constant = found[2];
+  } else {
+    gradient.denominator = found[0];
+    gradient.slope = found[1];
+    gradient.scale = 1 / gradient.denominator;
+    gradient.divide = !is_normal(gradient.scale);
+  }
+  return gradient;
 }
 
 /* The elements of a slot that is partly another's. */
@@ -276,7 +361,7 @@ __device__ inline void passes_forward(const norm_args &a) {
 template <class T, bool MOMENTS, int VEC>
 __device__ inline void passes_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int SUMS = pass_sums<MOMENTS, true>::count, PACKS = backward_packs(VEC);
+  const int PACKS = backward_packs(VEC);
   const int64_t width = (int64_t)PASSES_BLOCK * PACKS * VEC, n = a.elements.count;
   const int64_t pieces = (n + width - 1) / width, group = blockIdx.x / pieces;
   const int64_t begin = blockIdx.x % pieces * width + threadIdx.x * VEC, step = PASSES_BLOCK * VEC;
@@ -306,19 +391,11 @@ __device__ inline void passes_backward(const norm_args &a) {
   ask(last_row - 1);
   for (int64_t row = last_row - 1; row >= first_row; row--) {
     T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, row);
-    const double *sums = a.sums + row * a.segments * SUMS;
     pack<T, VEC> at_x[PACKS], at_dy[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; k++) at_x[k] = next_x[k], at_dy[k] = next_dy[k];
     if (row > first_row) ask(row - 1);
-    row_gradient<C> gradient;
-    if constexpr (MOMENTS) {
-      gradient = gradient_by_moments<C>(sums[0], sums[1], sums[2],
-                                        *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
-                                        *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row), a);
-    } else {
-      gradient = gradient_by_sums<C>(sums[0], sums[1], a);
-    }
+    const row_gradient<C> gradient = merged_gradient<MOMENTS, C>(a, row);
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
       if (begin + k * step >= n) continue;
@@ -345,9 +422,9 @@ __device__ inline void passes_backward(const norm_args &a) {
     if (begin + k * step >= n) continue;
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-      const int64_t column = begin + k * step + j;
-      if (a.dweight_parts) ((C *)a.dweight_parts)[group * n + column] = dweight[k][j];
-      if (a.dbias_parts) ((C *)a.dbias_parts)[group * n + column] = dbias[k][j];
+      const int64_t to = group * n + begin + k * step + j;
+      if (a.dweight_parts) ((C *)a.dweight_parts)[to] = dweight[k][j];
+      if (a.dbias_parts) ((C *)a.dbias_parts)[to] = dbias[k][j];
     }
   }
 }

@@ -1,568 +1,432 @@
-/* Rows that stream through the shared memory of the whole chip.
+/* Rows that a team of blocks shares: each has a slice of all of its team's rows, and the slices of several
+ * rows flow through its shared memory.
  *
- * All blocks run at once and do row after row together; each has the same slice of every row, so its
- * part of weight and bias is read once and its part of dweight and dbias is summed in shared memory. A slice is seen as slots of 16
- * aligned bytes: the first and the last one may be partly another's, whatever the row's length, so
- * odd lengths cost next to nothing. Thread t has the slots t, t + threads, ...; only the sums of a
- * row are exchanged.
+ * The first STREAM_WORKERS threads of a block work. Worker t has the packs t, t + workers, ... of every
+ * slice, at most PACKS of them, in places of its own. In one step it asks for the slice of a row that is
+ * far ahead, gathers the sums of one that has arrived, and writes the results of one whose sums have come
+ * back from the team; in between, `lookahead` rows wait for theirs. Nothing but sums makes warps wait for
+ * each other. The last warps of a block exchange them: one adds up those of its workers and posts them
+ * in a mailbox in global memory, the others wait for the letters of the whole team, add them up, in the
+ * same order in every block, and tell the workers.
  *
- * Slots move in chunks through a ring: a thread asks for the chunk `ring` chunks ahead as soon as it
- * has written the one in its place. So loads are under way while sums are exchanged and while
- * results are written, and memory never waits for arithmetic.
+ * Letters carry the number of their row, so they are not read too early; mailboxes are zeroed before the
+ * launch. A box is used again only for a row that nobody can have reached before all have read it. The
+ * blocks of a team are on the chip together, which a cooperative launch sees to.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_STREAM_CUH
 #define ONEPASS_NORM_CUDA_STREAM_CUH
 
-#include <type_traits>
+#include "norm/cuda_slices.cuh"
 
-#include "norm/cuda_common.cuh"
+/* launch_cuda.c knows them, too. */
+enum {
+  STREAM_WORKERS = 512,
+  STREAM_READERS = 2,    /* warps that wait for letters */
+  STREAM_ON_THE_WAY = 1, /* of the slices that were asked for, besides those that have arrived */
+  STREAM_THREADS = STREAM_WORKERS + (1 + STREAM_READERS) * WARP,
+  STREAM_ROWS = 32 /* more than can be between gathering and writing */
+};
 
-enum { STREAM_MOST_THREADS = 512, STREAM_MOST_WARPS = STREAM_MOST_THREADS / WARP };
+/* ---- Barriers in shared memory ---------------------------------------------------------------------- */
 
-/* ---- Tagged words: a word and its tag arrive together, so nothing else has to be ordered ------ */
-
-__device__ inline void send_global(unsigned long long *to, unsigned long long word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+__device__ inline void init_barrier(unsigned long long *barrier, int arrivals) {
+  asm volatile(
+      "mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(barrier)),
+      "r"(arrivals)
+      : "memory");
 }
 
-__device__ inline unsigned long long read_global(const unsigned long long *from) {
-  unsigned long long word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
+__device__ inline void arrive(unsigned long long *barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(barrier))
+               : "memory");
 }
 
-/* VEC numbers from shared memory, `first` of any alignment: whole aligned vectors, and a choice. */
-template <class C, int VEC>
-__device__ inline void load_shifted(C (&to)[VEC], const C *from, int first) {
-  const int N = 16 / sizeof(C);
-  const int shift = first & (N - 1);
-  C all[VEC + N];
-#pragma unroll
-  for (int i = 0; i < VEC + N; i += N) {
-    if (i == VEC && shift == 0) break;
-    const pack<C, N> part = *(const pack<C, N> *)(from + (first - shift) + i);
-#pragma unroll
-    for (int j = 0; j < N; j++) all[i + j] = part.v[j];
+/* Until the phase of that parity has ended. */
+__device__ inline void await(unsigned long long *barrier, unsigned parity) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(barrier);
+  unsigned done;
+  do {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+#endif
+  } while (!done);
+}
+
+/* ---- Sums of moments, part by part ------------------------------------------------------------------- */
+
+/* Forward, the sums of a part about the guess become its mean's distance from the guess and the squares
+ * about that mean; those of parts are put together by their sizes. All other sums just add up. Every lane
+ * has `own`, of so many elements (none: 0), and gets those of the warp. */
+template <bool FORWARD_MOMENTS, class C, int SUMS>
+__device__ inline plain_sums<C, SUMS> put_together(plain_sums<C, SUMS> own, C elements, C all) {
+  if constexpr (FORWARD_MOMENTS) {
+    plain_sums<C, 1> apart, squares;
+    apart.v[0] = own.v[0] * elements;
+    apart = sum_lanes(apart, WARP);
+    apart.v[0] /= all;
+    const C distance = own.v[0] - apart.v[0];
+    squares.v[0] = own.v[1] + distance * distance * elements;
+    if (elements == 0) squares.v[0] = 0;
+    squares = sum_lanes(squares, WARP);
+    own.v[0] = apart.v[0];
+    own.v[1] = squares.v[0];
+    return own;
+  } else {
+    return sum_lanes(own, WARP);
   }
-#pragma unroll
-  for (int k = 0; k < N; k++) {
-    if (shift != k) continue;
-#pragma unroll
-    for (int j = 0; j < VEC; j++) to[j] = all[j + k];
-  }
 }
 
-/* ---- A block at work -------------------------------------------------------------------------- */
+/* ---- The stream ----------------------------------------------------------------------------------------- */
 
-template <class T, bool MOMENTS, bool BACKWARD>
+/* What is done with a row when its sums are known. */
+template <class C, bool BACKWARD>
+struct row_result {
+  row_scale<C> scale;
+};
+template <class C>
+struct row_result<C, true> {
+  row_gradient<C> gradient;
+};
+
+template <class C, int SUMS, bool BACKWARD>
+struct stream_memory {
+  plain_sums<C, SUMS> of_warps[STREAM_ROWS][STREAM_WORKERS / WARP];
+  C elements_of_warps[STREAM_WORKERS / WARP];
+  row_result<C, BACKWARD> results[STREAM_ROWS];
+  unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
+};
+
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
 struct stream {
   typedef typename sums_of<T>::type C;
-  static const int VEC = vector_of<T>::count, SLOTS = ONEPASS_NORM_CHUNK_SLOTS;
-  static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1), WORDS = 2 * SUMS;
-  typedef typename vector_of<T>::type slot_type;
-  typedef slice_view<T> view_type;
+  static const int VEC = vector_of<T>::count, TENSORS = BACKWARD ? 2 : 1;
+  static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
+  static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
+  static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
+  static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
   typedef plain_sums<C, SUMS> sums_type;
+  typedef stream_memory<C, SUMS, BACKWARD> memory_type;
 
   const norm_args &a;
-  int threads, rank, length;
-  int chunk_slots; /* of all threads */
-  int64_t begin;
-  /* Shared memory. */
-  slot_type *x_ring;
-  int dy_after_x, ring_slots; /* dy's ring lies behind that of x */
-  C *weight, *bias, *dweight, *dbias, *warp_sums;
-  double *total, *parts; /* the merged sums of a row, and those of each block */
-  C *guesses; /* at the means of the rows under way: y may lie over x, so they are kept */
-  /* The next chunk to ask for: its row, and where this thread's first slot of it comes from and goes
-   * to. */
-  int64_t asked_row;
-  const T *asked_x, *asked_dy;
-  view_type asked;
-  int asked_slot, asked_place;
+  memory_type &memory;
+  const int rank;
+  const int64_t begin; /* of this block's slice */
+  const int length;
+  const block_rows<T> x_rows;
+  const int rows; /* of this team */
 
-  __device__ stream(const norm_args &args, char *shared) : a(args) {
-    threads = blockDim.x;
-    chunk_slots = threads * SLOTS;
-    rank = blockIdx.x;
-    begin = rank * a.slice;
-    const int64_t rest = a.elements.count - begin;
-    length = (int)(rest < a.slice ? rest : a.slice);
-    lay_out(shared);
-    asked_place = threadIdx.x;
-    ask_of_row(0);
+  __device__ stream(const norm_args &args, memory_type &shared)
+      : a(args),
+        memory(shared),
+        rank(blockIdx.x % args.team),
+        begin(rank * args.slice),
+        length(length_of(rank)),
+        x_rows(args, args.at.x, ONEPASS_ROLE_X),
+        rows(x_rows.count) {}
+
+  __device__ int length_of(int member) const {
+    const int64_t rest = a.elements.count - member * a.slice;
+    return (int)(rest < a.slice ? rest : a.slice);
+  }
+  /* Forward: a number near the mean. Backward: the saved mean. */
+  __device__ C about(int i) const {
+    if (!MOMENTS || i >= rows) return 0;
+    if (BACKWARD) return *block_rows<C>(a, a.at.mean, ONEPASS_ROLE_MEAN).at(i);
+    return guess_mean(x_rows.at(i), a.elements.count);
+  }
+  __device__ C rstd_of(int i) const {
+    if (!MOMENTS || !BACKWARD || i >= rows) return 0;
+    return *block_rows<C>(a, a.at.rstd, ONEPASS_ROLE_RSTD).at(i);
   }
 
-  /* stream_fixed in launch_cuda.c knows the same sizes. */
-  __device__ void lay_out(char *shared) {
-    const int64_t columns = (a.slice + 7) / 8 * 8 + 8;
-    ring_slots = dy_after_x = a.ring * chunk_slots;
-    x_ring = (slot_type *)shared;
-    C *numbers = (C *)(x_ring + (BACKWARD ? 2 : 1) * ring_slots);
-    weight = bias = dweight = dbias = NULL;
-    if (MOMENTS && a.shared_weights && a.at.weight) weight = numbers, numbers += columns;
-    if (MOMENTS && a.shared_weights && a.at.bias) bias = numbers, numbers += columns;
-    if (MOMENTS && BACKWARD && a.dweight_parts) dweight = numbers, numbers += columns;
-    if (MOMENTS && BACKWARD && a.dbias_parts) dbias = numbers, numbers += columns;
-    total = (double *)numbers;
-    parts = total + ONEPASS_NORM_MOST_SUMS + 1;
-    warp_sums = (C *)(parts + a.team * SUMS);
-    guesses = warp_sums + 2 * STREAM_MOST_WARPS * ONEPASS_NORM_MOST_SUMS;
+  /* -- Those who exchange -- */
+
+  __device__ unsigned long long *letter(int i, int member) const {
+    const int64_t box =
+        (int64_t)x_rows.team * ONEPASS_NORM_MAIL_SLOTS + i % ONEPASS_NORM_MAIL_SLOTS;
+    return a.mail + (box * a.team + member) * WORDS;
   }
 
-  __device__ void prepare() {
-    for (int i = threadIdx.x; i < length; i += threads) {
-      if (weight) weight[i] = weight_at<T>(a.at.weight, begin + i, a);
-      if (bias) bias[i] = weight_at<T>(a.at.bias, begin + i, a);
-      if (dweight) dweight[i] = 0;
-      if (dbias) dbias[i] = 0;
-    }
-    __syncthreads();
-  }
-
-  __device__ const T *x_slice(int64_t row) const {
-    return row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin;
-  }
-
-  /* ---- Loads ---- */
-
-  __device__ void ask_of_row(int64_t row) {
-    asked_row = row;
-    asked_slot = threadIdx.x;
-    if (row >= a.rows.count) {
-      asked.phase = asked.end = 0; /* a row without slots */
-      return;
-    }
-    asked_x = x_slice(row);
-    asked = view_type(asked_x, length);
-    asked_x -= asked.phase;
-    if (BACKWARD) asked_dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin - asked.phase;
-  }
-
-  /* dy whose rows are aligned otherwise than those of x. */
-  __device__ void copy_elements(slot_type *to, int slot) const {
-#pragma unroll 1
-    for (int j = 0; j < VEC; j++) {
-      if (asked.has(slot * VEC + j)) to->v[j] = asked_dy[slot * VEC + j];
-    }
-  }
-
-  __device__ void ask_for_next_chunk() {
-    const int slots = asked.slots();
-    const bool alike = !BACKWARD || (uintptr_t)asked_dy % 16 == 0;
+  __device__ void post_letters() const {
+    const int lane = threadIdx.x % WARP;
+    for (int i = 0; i < rows; i++) {
+      await(&memory.gathered[i % STREAM_ROWS], i / STREAM_ROWS & 1);
+      sums_type own;
+      own.clear();
+      if (lane < WARPS) own = memory.of_warps[i % STREAM_ROWS][lane];
+      own = put_together<FORWARD_MOMENTS>(own, lane < WARPS ? memory.elements_of_warps[lane] : 0,
+                                          (C)length);
+      const unsigned *words = (const unsigned *)&own;
 #pragma unroll
-    for (int k = 0; k < SLOTS; k++) {
-      const int slot = asked_slot + k * threads;
-      if (slot >= slots) continue;
-      const int left = (asked.end - slot * VEC) * (int)sizeof(T), valid = left < 16 ? left : 16;
-      slot_type *to = x_ring + asked_place + k * threads;
-      copy_async(to, asked_x + slot * VEC, valid);
-      if (BACKWARD && alike) copy_async(to + dy_after_x, asked_dy + slot * VEC, valid);
-      if (BACKWARD && !alike) copy_elements(to + dy_after_x, slot);
+      for (int k = 0; k < WORDS; k++) {
+        const unsigned long long word = (unsigned long long)(i + 1) << 32 | words[k];
+        if (lane == k)
+          asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(letter(i, rank) + k), "l"(word)
+                       : "memory");
+      }
     }
-    commit_copies();
-    asked_place += chunk_slots;
-    if (asked_place >= ring_slots) asked_place -= ring_slots;
-    asked_slot += chunk_slots;
-    if (asked_slot >= a.chunks * chunk_slots) ask_of_row(asked_row + 1);
   }
 
-  /* ---- Weights ---- */
-
-  /* Of a whole slot, whose first element is number `first` of the slice. */
-  __device__ void load_weights(C (&to)[VEC], const C *waiting, const void *in_memory, int first,
-                               C otherwise) const {
-    if (waiting) {
-      load_shifted(to, waiting, first);
-    } else if (in_memory) {
-      load_weights_at<T>(to, in_memory, begin + first, a);
-    } else {
+  /* Those of members first, first + WARP, ...: all are asked for before the first is looked at. */
+  __device__ void wait_for_letters(sums_type (&sums)[AT_ONCE], int i, int first) const {
+    bool here;
+    do {
+      unsigned long long words[AT_ONCE][WORDS];
 #pragma unroll
-      for (int j = 0; j < VEC; j++) to[j] = otherwise;
+      for (int m = 0; m < AT_ONCE; m++) {
+        const int member = first + m * WARP < a.team ? first + m * WARP : first;
+#pragma unroll
+        for (int k = 0; k < WORDS; k++)
+          asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                       : "=l"(words[m][k])
+                       : "l"(letter(i, member) + k)
+                       : "memory");
+      }
+      here = true;
+#pragma unroll
+      for (int m = 0; m < AT_ONCE; m++) {
+        unsigned *to = (unsigned *)&sums[m];
+#pragma unroll
+        for (int k = 0; k < WORDS; k++) {
+          to[k] = (unsigned)words[m][k];
+          here = here && words[m][k] >> 32 == (unsigned)(i + 1);
+        }
+      }
+    } while (!here);
+  }
+
+  __device__ void read_letters(int reader) const {
+    const int lane = threadIdx.x % WARP;
+    for (int i = reader; i < rows; i += STREAM_READERS) {
+      const C mean = about(i), rstd = rstd_of(i);
+      /* A lane's members one after the other, then those of all lanes. */
+      sums_type own;
+      C elements = 0;
+      own.clear();
+      for (int member = lane; member < a.team; member += AT_ONCE * WARP) {
+        sums_type sums[AT_ONCE];
+        wait_for_letters(sums, i, member);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+          if (member + k * WARP >= a.team) continue;
+          if constexpr (FORWARD_MOMENTS) {
+            const C more = (C)length_of(member + k * WARP), all = elements + more;
+            const C distance = sums[k].v[0] - own.v[0];
+            own.v[1] += sums[k].v[1] + distance * distance * (elements * (more / all));
+            own.v[0] += distance * (more / all);
+            elements = all;
+          } else {
+            own.merge(sums[k]);
+          }
+        }
+      }
+      own = put_together<FORWARD_MOMENTS>(own, elements, (C)a.elements.count);
+      if (lane == 0) tell(i, own, mean, rstd);
     }
   }
 
-  __device__ C load_weight(const C *waiting, const void *in_memory, int element,
-                           C otherwise) const {
-    if (waiting) return waiting[element];
-    return in_memory ? weight_at<T>(in_memory, begin + element, a) : otherwise;
-  }
-
-  /* ---- Sums ---- */
-
-  __device__ void add_slot(sums_type &mine, const slot_type *at, int first, C mean, C rstd) const {
-    C x[VEC];
-    widen_pack(x, *at);
+  __device__ void tell(int i, const sums_type &sums, C mean, C rstd) const {
+    row_result<C, BACKWARD> result;
     if constexpr (BACKWARD) {
-      C dy[VEC], w[VEC];
-      widen_pack(dy, at[dy_after_x]);
-      if (MOMENTS) load_weights(w, weight, a.at.weight, first, 1);
-#pragma unroll
-      for (int j = 0; j < VEC; j++)
-        add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
+      result.gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
     } else if constexpr (MOMENTS) {
-      add_deviations(mine, x, mean);
+      result.scale.scale = one_over_root(sums.v[1] * (C)a.one_over_n + (C)a.eps);
+      result.scale.shift = mean;
+      result.scale.offset = -sums.v[0] * result.scale.scale;
+      result.scale.denominator = mean + sums.v[0]; /* the mean */
+      if (rank == 0) save_moments<true>(result.scale, x_rows.number(i), a);
     } else {
-      add_magnitudes(mine, x);
+      C none = 0;
+      find_scale<false, T>(result.scale, sums, none, true, a);
     }
+    memory.results[i % STREAM_ROWS] = result;
+    arrive(&memory.known[i % STREAM_ROWS]);
   }
 
-  __device__ void add_some_of_slot(sums_type &mine, const slot_type *at, const view_type &view,
-                                   int slot, C mean, C rstd) const {
-#pragma unroll 1
-    for (int j = 0; j < VEC; j++) {
-      const int position = slot * VEC + j;
-      if (!view.has(position)) continue;
-      const C x[1] = {(C)widen(at->v[j])};
-      if constexpr (BACKWARD) {
-        const C w = MOMENTS ? load_weight(weight, a.at.weight, position - view.phase, 1) : 1;
-        add_product<MOMENTS>(mine, x[0], (C)widen(at[dy_after_x].v[j]), w, mean, rstd);
-      } else if constexpr (MOMENTS) {
-        add_deviations(mine, x, mean);
-      } else {
-        add_magnitudes(mine, x);
+  /* -- Those who work -- */
+
+  /* How many elements of a slice a warp has, alike for all rows where it matters. */
+  __device__ C elements_of_warp(const slice_span<T> &span) const {
+    plain_sums<C, 1> count;
+    count.clear();
+    for (int i = 0; i < PACKS; i++) {
+      for (int j = 0; j < VEC; j++) {
+        const int position = (int)(threadIdx.x + i * STREAM_WORKERS) * VEC + j;
+        if (span.has(position)) count.v[0] += 1;
       }
     }
+    return sum_lanes(count, WARP).v[0];
   }
 
-  /* This thread's part of the sums of a row whose first chunk is at `place`. */
-  __device__ sums_type gather(const view_type &view, int place, int behind, C mean, C rstd) const {
-    sums_type mine;
-    mine.clear();
-    for (int slot = threadIdx.x; slot < a.chunks * chunk_slots; slot += chunk_slots, behind--) {
-      const slot_type *at = x_ring + place + threadIdx.x;
-      wait_for_copies(behind);
-      if (view.is_whole(slot) && view.is_whole(slot + (SLOTS - 1) * threads)) {
+  __device__ void work(char *places) const {
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
+    const block_rows<T> dy_rows(a, a.at.dy, ONEPASS_ROLE_DY),
+        out_rows(a, BACKWARD ? a.at.dx : a.at.y, BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y);
+    const auto span_of = [&](int i) {
+      return slice_span<T>(x_rows.at(i) + begin, length, a.aligned);
+    };
+    /* Rows with weights all start at the same place of a sector, so `whole` holds for all of them. */
+    const slice_span<T> first_span = span_of(0);
+    const bool whole = (MOMENTS || a.aligned) && ring.has_whole_packs(first_span);
+    int asked = 0, asked_slot = 0;
+    const auto ask = [&] {
+      if (asked < rows) {
+        const slice_span<T> span = MOMENTS ? first_span : span_of(asked);
+        ring.ask(asked_slot, 0, x_rows.at(asked) + begin, span, whole);
+        if (BACKWARD) ring.ask(asked_slot, 1, dy_rows.at(asked) + begin, span, whole);
+        asked++;
+        if (++asked_slot == a.ring) asked_slot = 0;
+      }
+      commit_copies();
+    };
+    for (int k = 0; k < a.ring; k++) ask();
+    pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
+    C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
+    if constexpr (MOMENTS) {
+      const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
+      const W *biases = a.at.bias ? (const W *)a.at.bias + begin : NULL;
 #pragma unroll
-        for (int k = 0; k < SLOTS; k++) {
-          add_slot(mine, at + k * threads, (slot + k * threads) * VEC - view.phase, mean, rstd);
+      for (int i = 0; i < PACKS; i++) {
+        weight[i] = weights_of<W, T>(weights, ring.position(i), first_span, 1);
+        if constexpr (!BACKWARD)
+          bias[i] = weights_of<W, T>(biases, ring.position(i), first_span, 0);
+        if constexpr (BACKWARD) {
+#pragma unroll
+          for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
         }
-      } else {
+      }
+    }
+    const C in_warp = FORWARD_MOMENTS ? elements_of_warp(first_span) : 0;
+    if (FORWARD_MOMENTS && threadIdx.x % WARP == 0)
+      memory.elements_of_warps[threadIdx.x / WARP] = in_warp;
+
+    int gathered = 0, gather_slot = 0;
+    C mean = about(0), rstd = rstd_of(0);
+    const auto sum_packs = [&](C guess, const auto &span) {
+      sums_type mine;
+      mine.clear();
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        const int at = ring.position(i);
+        if (!span.touches(at)) continue;
+        pack<T, VEC> x = *ring.place(gather_slot, 0, i);
+        if constexpr (BACKWARD) {
+          const int k = MOMENTS ? i : 0;
+          pack<T, VEC> dy = *ring.place(gather_slot, 1, i);
+          if (MOMENTS) stay_packed(weight[k]);
+          gather_backward<MOMENTS>(mine, x, dy, weight[k], at, span, guess, rstd);
+        } else {
+          gather_forward<MOMENTS>(mine, x, at, span, guess);
+        }
+      }
+      return sum_lanes(mine, WARP);
+    };
+    const auto gather = [&] {
+      const C next_mean = about(gathered + 1), next_rstd = rstd_of(gathered + 1);
+      sums_type mine;
+      C guess = mean;
 #pragma unroll 1
-        for (int k = 0; k < SLOTS; k++, at += threads) {
-          const int here = slot + k * threads;
-          if (view.is_whole(here)) {
-            add_slot(mine, at, here * VEC - view.phase, mean, rstd);
-          } else {
-            add_some_of_slot(mine, at, view, here, mean, rstd);
+      for (bool again = false;; again = true) {
+        mine = !SAVES_REGISTERS && whole
+                   ? sum_packs(guess, whole_span<T>(first_span))
+                   : sum_packs(guess, MOMENTS ? first_span : span_of(gathered));
+        if constexpr (FORWARD_MOMENTS) {
+          /* The warp's own moments: its part of the row may be far from the guess. */
+          if (in_warp == 0) break;
+          const row_moments<C> found(mine, guess, in_warp);
+          if (found.lossy && !again) {
+            guess = rounded<T>(guess + found.more);
+            continue;
           }
+          mine.v[0] = (guess - mean) + found.more;
+          mine.v[1] = found.squares;
+        }
+        break;
+      }
+      if (threadIdx.x % WARP == 0) {
+        memory.of_warps[gathered % STREAM_ROWS][threadIdx.x / WARP] = mine;
+        arrive(&memory.gathered[gathered % STREAM_ROWS]);
+      }
+      mean = next_mean;
+      rstd = next_rstd;
+      gathered++;
+      if (++gather_slot == a.ring) gather_slot = 0;
+    };
+    wait_for_all_but<STREAM_ON_THE_WAY>();
+    for (int k = 0; k < a.lookahead && k < rows; k++) gather();
+
+    int slot = 0;
+    const auto write = [&](int i, const row_result<C, BACKWARD> &result, const auto &span) {
+      T *out = out_rows.at(i) + begin;
+#pragma unroll
+      for (int p = 0; p < PACKS; p++) {
+        const int at = ring.position(p), k = MOMENTS ? p : 0;
+        if (!span.touches(at)) continue;
+        if (MOMENTS) stay_packed(weight[k]);
+        const pack<T, VEC> x = *ring.place(slot, 0, p);
+        if constexpr (BACKWARD) {
+          store_span(out,
+                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight[k],
+                                                   result.gradient, dweight[k], dbias[k]),
+                     at, span);
+        } else {
+          if (MOMENTS) stay_packed(bias[k]);
+          store_span(out, apply_forward<MOMENTS, T, W>(x, weight[k], bias[k], result.scale), at,
+                     span);
         }
       }
-      place += chunk_slots;
-      if (place >= ring_slots) place -= ring_slots;
-    }
-    return mine;
-  }
-
-  /* One barrier; `turn` alternates. */
-  __device__ sums_type sum_threads(const sums_type &mine, int turn) const {
-    return sum_block(mine, (sums_type *)warp_sums + turn * STREAM_MOST_WARPS);
-  }
-
-  /* The sums of this block's slice of a row as doubles, which every thread gets. Forward, `mean` is a
-   * guess; if the moments about it lost bits, for all threads alike, they are gathered about a better
-   * one. */
-  __device__ void gather_slice(int64_t row, int turn, int place, int behind, C mean, C rstd,
-                               double (&part)[SUMS]) const {
-    const view_type view(x_slice(row), length);
-    if constexpr (MOMENTS && !BACKWARD) {
-      const C guess = mean;
-      for (int attempt = 0;; attempt++) {
-        const sums_type sums = sum_threads(gather(view, place, behind, mean, 0), turn);
-        const row_moments<C> found(sums, mean, (C)length);
-        part[0] = (double)(mean - guess) + (double)found.more; /* all blocks have the same guess */
-        part[1] = found.squares;
-        if (!found.lossy || attempt == 1) break;
-        mean += found.more;
-        __syncthreads(); /* the sums have been read */
-      }
-    } else {
-      const sums_type sums = sum_threads(gather(view, place, behind, mean, rstd), turn);
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) part[i] = sums.v[i];
-    }
-  }
-
-  /* ---- Exchange between the blocks ---- */
-
-  __device__ unsigned long long *mail_of(int64_t sequence) const {
-    return a.mail + (sequence % ONEPASS_NORM_MAIL_SLOTS) * a.team * WORDS;
-  }
-
-  /* Every block has the same sums in all its threads; some of them send a word each. */
-  __device__ void send(int64_t sequence, const double (&part)[SUMS]) const {
-    const unsigned long long tag = (unsigned long long)(unsigned)(sequence + 1) << 32;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-      const unsigned long long bits = (unsigned long long)__double_as_longlong(part[i]);
-      unsigned long long *to = mail_of(sequence) + rank * WORDS + 2 * i;
-      if (threadIdx.x == 2 * i) send_global(to, tag | (unsigned)bits);
-      if (threadIdx.x == 2 * i + 1) send_global(to + 1, tag | (bits >> 32));
-    }
-  }
-
-  __device__ double elements_of(int block) const {
-    const int64_t rest = a.elements.count - block * a.slice;
-    return (double)(rest < a.slice ? rest : a.slice);
-  }
-
-  /* All threads fetch words, so that their waits overlap; the first warp merges the parts, in their
-   * order within a lane and the lanes in theirs. */
-  __device__ void receive(int64_t sequence, double (&whole)[SUMS]) {
-    const unsigned long long *mail = mail_of(sequence);
-    unsigned *words = (unsigned *)parts;
-    for (int i = threadIdx.x; i < a.team * WORDS; i += threads) {
-      unsigned long long word;
-      do {
-        word = read_global(mail + i);
-      } while ((unsigned)(word >> 32) != (unsigned)(sequence + 1));
-      words[i] = (unsigned)word;
-    }
-    __syncthreads();
-    if (threadIdx.x < WARP) merge_parts();
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) whole[i] = total[i];
-  }
-
-  __device__ void merge_parts() {
-    plain_sums<double, SUMS> merged;
-    merged.clear();
-    for (int from = threadIdx.x; from < a.team; from += WARP) {
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) {
-        merged.v[i] +=
-            parts[from * SUMS + i] * (MOMENTS && !BACKWARD && i == 0 ? elements_of(from) : 1);
-      }
-    }
-    merged = sum_lanes(merged, WARP);
-    if constexpr (MOMENTS && !BACKWARD) {
-      /* The squares about the mean of all blocks. */
-      const double mean = merged.v[0] * a.one_over_n;
-      plain_sums<double, 1> apart;
-      apart.clear();
-      for (int from = threadIdx.x; from < a.team; from += WARP) {
-        const double distance = parts[from * SUMS] - mean;
-        apart.v[0] += distance * distance * elements_of(from);
-      }
-      merged.v[0] = mean;
-      merged.v[1] += sum_lanes(apart, WARP).v[0];
-    }
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 0; i < SUMS; i++) total[i] = merged.v[i];
-    }
-  }
-
-  /* ---- Results ---- */
-
-  /* sums[first + j] += terms[j]; nobody else has these columns of this row, and the next row's come
-   * after a barrier. */
-  __device__ void add_to(C *sums, const C (&terms)[VEC], int first) const {
-    const int N = 16 / sizeof(C);
-    if (!sums) return;
-    if (first % N == 0) {
-#pragma unroll
-      for (int i = 0; i < VEC; i += N) {
-        pack<C, N> *at = (pack<C, N> *)(sums + first + i);
-        pack<C, N> part = *at;
-#pragma unroll
-        for (int j = 0; j < N; j++) part.v[j] += terms[i + j];
-        *at = part;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) sums[first + j] += terms[j];
-    }
-  }
-
-  __device__ C forward_of(const row_scale<C> &scale, C x, C w, C b) const {
-    const C v = apply_scale<MOMENTS>(scale, x);
-    return MOMENTS ? v * w + b : v;
-  }
-
-  __device__ C backward_of(const row_gradient<C> &gradient, C x, C dy, C w, C &of_weight) const {
-    if constexpr (MOMENTS) {
-      const C z = normalized(gradient, x);
-      of_weight = dy * z;
-      return apply_moments_gradient(gradient, z, dy * w);
-    } else {
-      return apply_l1_gradient(gradient, x, dy);
-    }
-  }
-
-  typedef typename std::conditional<BACKWARD, row_gradient<C>, row_scale<C>>::type coefficients;
-
-  /* A whole slot; first is the number of its first element. */
-  __device__ void apply_to_slot(const coefficients &row, T *out, const slot_type *at, int first,
-                                bool alike) const {
-    C x[VEC], w[VEC], result[VEC];
-    widen_pack(x, *at);
-    if (MOMENTS) load_weights(w, weight, a.at.weight, first, 1);
-    if constexpr (BACKWARD) {
-      C dy[VEC], of_weight[VEC];
-      widen_pack(dy, at[dy_after_x]);
-#pragma unroll
-      for (int j = 0; j < VEC; j++)
-        result[j] = backward_of(row, x[j], dy[j], MOMENTS ? w[j] : 1, of_weight[j]);
-      if (MOMENTS) {
-        add_to(dweight, of_weight, first);
-        add_to(dbias, dy, first);
-      }
-    } else {
-      C b[VEC];
-      if (MOMENTS) load_weights(b, bias, a.at.bias, first, 0);
-#pragma unroll
-      for (int j = 0; j < VEC; j++)
-        result[j] = forward_of(row, x[j], MOMENTS ? w[j] : 1, MOMENTS ? b[j] : 0);
-    }
-    const slot_type packed = narrow_pack<C, T, VEC>(result);
-    if (alike) {
-      store_once(out + first, packed);
-    } else {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) out[first + j] = packed.v[j];
-    }
-  }
-
-  __device__ void apply_to_some_of_slot(const coefficients &row, T *out, const slot_type *at,
-                                        const view_type &view, int slot) const {
-#pragma unroll 1
-    for (int j = 0; j < VEC; j++) {
-      const int element = slot * VEC + j - view.phase;
-      if (!view.has(slot * VEC + j)) continue;
-      const C x = widen(at->v[j]), w = MOMENTS ? load_weight(weight, a.at.weight, element, 1) : 1;
-      C result;
-      if constexpr (BACKWARD) {
-        C of_weight;
-        const C dy = widen(at[dy_after_x].v[j]);
-        result = backward_of(row, x, dy, w, of_weight);
-        if (MOMENTS && dweight) dweight[element] += of_weight;
-        if (MOMENTS && dbias) dbias[element] += dy;
+    };
+    for (int i = 0; i < rows; i++) {
+      wait_for_all_but<STREAM_ON_THE_WAY>();
+      if (gathered < rows) gather();
+      await(&memory.known[i % STREAM_ROWS], i / STREAM_ROWS & 1);
+      const row_result<C, BACKWARD> result = memory.results[i % STREAM_ROWS];
+      if (!SAVES_REGISTERS && whole) {
+        write(i, result, whole_span<T>(first_span));
       } else {
-        result = forward_of(row, x, w, MOMENTS ? load_weight(bias, a.at.bias, element, 0) : 0);
+        write(i, result, MOMENTS ? first_span : span_of(i));
       }
-      out[element] = narrow_to<T>::from(result);
+      ask();
+      if (++slot == a.ring) slot = 0;
     }
-  }
-
-  __device__ void apply(int64_t row, int place, const coefficients &coefficients_of_row) {
-    const view_type view(x_slice(row), length);
-    const int role = BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
-    T *out = row_of<T>(BACKWARD ? a.at.dx : a.at.y, a, role, row) + begin;
-    const bool alike = phase_of(out) == view.phase;
-    const coefficients c = coefficients_of_row;
-    for (int slot = threadIdx.x; slot < a.chunks * chunk_slots; slot += chunk_slots) {
-      const slot_type *at = x_ring + place + threadIdx.x;
-      if (view.is_whole(slot) && view.is_whole(slot + (SLOTS - 1) * threads)) {
-#pragma unroll
-        for (int k = 0; k < SLOTS; k++) {
-          apply_to_slot(c, out, at + k * threads, (slot + k * threads) * VEC - view.phase, alike);
-        }
-      } else {
-#pragma unroll 1
-        for (int k = 0; k < SLOTS; k++, at += threads) {
-          const int here = slot + k * threads;
-          if (view.is_whole(here)) {
-            apply_to_slot(c, out, at, here * VEC - view.phase, alike);
-          } else {
-            apply_to_some_of_slot(c, out, at, view, here);
-          }
-        }
-      }
-      ask_for_next_chunk();
-      place += chunk_slots;
-      if (place >= ring_slots) place -= ring_slots;
-    }
-  }
-
-  __device__ row_scale<C> scale_of(int64_t row, const double (&whole)[SUMS], C guess) const {
-    if constexpr (MOMENTS) {
-      const double mean = (double)guess + whole[0];
-      const row_scale<C> scale = scale_by_moments<C>(mean, whole[1], a);
-      if (rank == 0 && threadIdx.x == 0) {
-        if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
-        if (a.at.rstd) *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
-      }
-      return scale;
-    } else {
-      return scale_by_sum<C>(whole[0], a);
-    }
-  }
-
-  __device__ row_gradient<C> gradient_of(const double (&whole)[SUMS], C mean, C rstd) const {
-    if constexpr (MOMENTS) {
-      return gradient_by_moments<C>(whole[0], whole[1], whole[2], mean, rstd, a);
-    } else {
-      return gradient_by_sums<C>(whole[0], whole[1], a);
-    }
-  }
-
-  __device__ void write_parts() const {
-    __syncthreads();
-    for (int i = threadIdx.x; i < length; i += threads) {
-      if (dweight) ((C *)a.dweight_parts)[begin + i] = dweight[i];
-      if (dbias) ((C *)a.dbias_parts)[begin + i] = dbias[i];
-    }
-  }
-
-  /* ---- All rows ---- */
-
-  /* What a row needs from memory besides its elements: backward its mean and rstd, forward a guess at
-   * its mean. Asked for a row ahead. */
-  struct row_knowledge {
-    C mean, rstd;
-  };
-
-  __device__ row_knowledge know(int64_t row) const {
-    row_knowledge known = {0, 0};
-    if (!MOMENTS || row >= a.rows.count) return known;
-    if (BACKWARD) {
-      known.mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
-      known.rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
-    } else {
-      known.mean =
-          guess_mean((const T *)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), a.elements.count);
-    }
-    return known;
-  }
-
-  /* The sums of `lookahead` more rows are sent before those of a row are waited for. */
-  __device__ void run() {
-    for (int i = 0; i < a.ring; i++) ask_for_next_chunk();
-    prepare();
-    const int row_slots = a.chunks * chunk_slots, lag = a.lookahead;
-    const int64_t count = a.rows.count;
-    int gathered = 0, applied = 0; /* places in the ring */
-    row_knowledge next = know(0);
-    for (int64_t row = 0; row < count + lag; row++) {
-      double part[SUMS];
-      if (row < count) {
-        const row_knowledge now = next;
-        next = know(row + 1);
-        if (MOMENTS && !BACKWARD && threadIdx.x == 0)
-          guesses[row % ONEPASS_NORM_MAIL_SLOTS] = now.mean;
-        gather_slice(row, (int)(row & 1), gathered, a.ring - 1 - lag * a.chunks, now.mean, now.rstd,
-                     part);
-        send(row, part);
-        gathered += row_slots;
-        if (gathered >= ring_slots) gathered -= ring_slots;
-      }
-      if (row < lag) continue;
-      receive(row - lag, part);
-      if constexpr (BACKWARD) {
-        const row_knowledge known = know(row - lag);
-        apply(row - lag, applied, gradient_of(part, known.mean, known.rstd));
-      } else {
-        apply(row - lag, applied,
-              scale_of(row - lag, part, guesses[(row - lag) % ONEPASS_NORM_MAIL_SLOTS]));
-      }
-      applied += row_slots;
-      if (applied >= ring_slots) applied -= ring_slots;
-    }
-    wait_for_all_but<0>();
-    if (MOMENTS && BACKWARD) write_parts();
+    if constexpr (MOMENTS && BACKWARD)
+      store_parts<T>(dweight, dbias, x_rows.team, begin, ring, first_span, a);
   }
 };
+
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
+__device__ inline void stream_rows(const norm_args &a) {
+  typedef stream<T, W, MOMENTS, BACKWARD, PACKS> of_block;
+  __shared__ typename of_block::memory_type memory;
+  extern __shared__ __align__(16) char places[];
+  if (threadIdx.x < STREAM_ROWS) {
+    init_barrier(&memory.gathered[threadIdx.x], of_block::WARPS);
+    init_barrier(&memory.known[threadIdx.x], 1);
+  }
+  __syncthreads();
+  const of_block block(a, memory);
+  const int other = (int)threadIdx.x / WARP - of_block::WARPS;
+  if (other < 0) {
+    block.work(places);
+  } else if (other == 0) {
+    block.post_letters();
+  } else {
+    block.read_letters(other - 1);
+  }
+}
 
 #endif

@@ -3,162 +3,115 @@
  * `team` neighbouring lanes, a power of two, hold a row: lane l has the packs l, l + team, ... of VEC
  * elements each, at most PACKS of them. With VEC > 1 every row starts at a multiple of the pack's
  * size; rows that do not are done with VEC = 1, where neighbouring lanes still read neighbouring
- * elements. A lane has the same columns of every row, so weight and bias are read once where there
- * is room for them, and dweight and dbias are summed in registers.
+ * elements. Forward a team has one row; backward its block stays for many rows, ROWS at a time, so that
+ * dweight and dbias are summed in registers.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_WARPS_CUH
 #define ONEPASS_NORM_CUDA_WARPS_CUH
 
-#include "norm/cuda_common.cuh"
+#include "norm/cuda_slices.cuh"
 
-enum { WARPS_BLOCK = 256 };
+enum { WARPS_MOST_THREADS = 256 };
 
-/* The rows of a warp's turn, one for each team. */
-struct warp_rows {
-  int team, lane; /* lane of the team */
-  int64_t first, step;
-  int in_warp; /* number of the team */
-  __device__ warp_rows(const norm_args &a) {
-    team = a.team;
-    lane = threadIdx.x % team;
-    const int teams = WARP / team;
-    in_warp = threadIdx.x % WARP / team;
-    const int warps = WARPS_BLOCK / WARP;
-    first = ((int64_t)blockIdx.x * warps + threadIdx.x / WARP) * teams;
-    step = (int64_t)gridDim.x * warps * teams;
-  }
+/* A lane's place in its row. */
+struct team_lane {
+  int team, lane;
+  int64_t row;      /* of the block's teams, which this one has */
+  int64_t of_block; /* teams of a block */
+  __device__ team_lane(const norm_args &a)
+      : team(a.team),
+        lane(threadIdx.x % a.team),
+        row(threadIdx.x / a.team),
+        of_block(blockDim.x / a.team) {}
+  __device__ int column(int i, int vec) const { return (lane + i * team) * vec; }
 };
 
 template <class T, int VEC, int PACKS>
-__device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const void *base, int role, int64_t row,
-                                const warp_rows &w, const norm_args &a) {
-  const bool active = row < a.rows.count;
-  const T *from = row_of<T>(base, a, role, active ? row : 0);
+__device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const T *row, const team_lane &w, int n,
+                                bool active) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
-    if (active && column < a.elements.count) {
-      to[i] = load_once<T, VEC>(from + column);
-    } else {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) to[i].v[j] = narrow_to<T>::from(0);
-    }
+    const int column = w.column(i, VEC);
+    to[i] = active && column < n ? load_once<T, VEC>(row + column) : no_elements<T, VEC>();
   }
 }
 
-template <class C, class T, int VEC, int PACKS>
-__device__ inline void widen_row(C (&to)[PACKS][VEC], const pack<T, VEC> (&from)[PACKS]) {
-#pragma unroll
-  for (int i = 0; i < PACKS; i++) widen_pack(to[i], from[i]);
-}
-
-template <class T, class C, int VEC, int PACKS>
-__device__ inline void load_weights(C (&v)[PACKS][VEC], const void *weights, const warp_rows &w,
-                                    const norm_args &a, C otherwise) {
-#pragma unroll
-  for (int i = 0; i < PACKS; i++) {
-    const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
-#pragma unroll
-    for (int j = 0; j < VEC; j++) v[i][j] = otherwise;
-    if (weights && column < a.elements.count) load_aligned_weights<T>(v[i], weights, column, a);
+/* A lane's weights of a pack. Single elements are held as numbers of the type of sums. */
+template <class T, class W, int VEC>
+__device__ inline pack<W, VEC> lane_weights(const void *weights, int column, float absent,
+                                            const norm_args &a) {
+  if constexpr (VEC > 1) {
+    return aligned_weights<W, VEC>(weights, column, absent);
+  } else {
+    pack<W, 1> one;
+    one.v[0] = weights ? (W)weight_at<T>(weights, column, a) : (W)absent;
+    return one;
   }
 }
 
-template <class T, bool MOMENTS, int VEC, int PACKS>
+/* The mean of the row's first pack, which its first lane has. */
+template <class T, class C, int VEC>
+__device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w) {
+  C sum = 0;
+#pragma unroll
+  for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
+  return rounded<T>(
+      __shfl_sync(ALL_LANES, sum * (C)(1.0 / VEC), (int)(threadIdx.x % WARP) - w.lane));
+}
+
+template <class T, class W, bool MOMENTS, int VEC, int PACKS>
 __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const warp_rows w(a);
-  const int64_t n = a.elements.count;
-  const bool keep = MOMENTS && PACKS * VEC * sizeof(C) <= 64; /* weights stay in registers */
-  C weight[keep ? PACKS : 1][VEC], bias[keep ? PACKS : 1][VEC];
-  if constexpr (keep) {
-    load_weights<T, C, VEC, PACKS>(weight, a.at.weight, w, a, 1);
-    load_weights<T, C, VEC, PACKS>(bias, a.at.bias, w, a, 0);
+  const int SUMS = MOMENTS ? 2 : 1, n = (int)a.elements.count;
+  const team_lane w(a);
+  const int64_t row = blockIdx.x * w.of_block + w.row;
+  const bool active = row < a.rows.count;
+  pack<T, VEC> x[PACKS];
+  load_row(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
+  pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
+  C guess = 0;
+  if constexpr (MOMENTS) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int column = w.column(i, VEC);
+      if (column >= n) continue;
+      weight[i] = lane_weights<T, W, VEC>(a.at.weight, column, 1, a);
+      bias[i] = lane_weights<T, W, VEC>(a.at.bias, column, 0, a);
+    }
+    guess = guess_of_team<T, C, VEC>(x[0], w);
   }
-  for (int64_t first = w.first; first < a.rows.count; first += w.step) {
-    const int64_t row = first + w.in_warp;
-    const bool active = row < a.rows.count;
-    pack<T, VEC> x[PACKS];
-    C v[PACKS][VEC];
-    load_row<T, VEC, PACKS>(x, a.at.x, ONEPASS_ROLE_X, row, w, a);
-    widen_row<C, T, VEC, PACKS>(v, x);
-    plain_sums<C, 1> sum;
-    sum.clear();
+  row_scale<C> scale;
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    plain_sums<C, SUMS> mine;
+    mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-#pragma unroll
-      for (int j = 0; j < VEC; j++)
-        sum.v[0] += MOMENTS ? v[i][j] : (v[i][j] < 0 ? -v[i][j] : v[i][j]);
+      C v[VEC];
+      widen_pack(v, x[i]);
+      if (w.column(i, VEC) < n) add_forward<MOMENTS>(mine, v, guess);
+      stay_packed(x[i]);
     }
-    sum = sum_lanes(sum, w.team);
-    row_scale<C> scale;
-    if (MOMENTS) {
-      /* About the rounded mean, which v becomes; what is left of the deviations' mean corrects it. */
-      const C about = sum.v[0] * (C)a.one_over_n;
-      plain_sums<C, 2> left;
-      left.clear();
+    mine = sum_lanes(mine, w.team);
+    /* The lanes of all teams go on together. */
+    if (__all_sync(ALL_LANES, find_scale<MOMENTS, T>(scale, mine, guess, again, a))) break;
+  }
+  if (!active) return;
+  if (MOMENTS && w.lane == 0) save_moments<false>(scale, row, a);
+  T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row);
 #pragma unroll
-      for (int i = 0; i < PACKS; i++) {
-        if ((int64_t)(w.lane + i * w.team) * VEC >= n) continue;
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-          v[i][j] -= about;
-          left.v[0] += v[i][j];
-          left.v[1] += v[i][j] * v[i][j];
-        }
-      }
-      left = sum_lanes(left, w.team);
-      const C more = left.v[0] * (C)a.one_over_n;
-      const C variance = (left.v[1] - left.v[0] * more) * (C)a.one_over_n;
-      const C rstd =
-          one_over_root((variance > 0 || variance != variance ? variance : 0) + (C)a.eps);
-      scale.scale = rstd;
-      scale.offset = -more * rstd;
-      if (active && w.lane == 0) {
-        if (a.at.mean) *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = about + more;
-        if (a.at.rstd) *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = rstd;
-      }
-    } else {
-      scale.denominator = sum.v[0] * (C)a.share + (C)a.eps;
-      scale.scale = 1 / scale.denominator;
-      scale.divide = !is_normal(scale.scale);
-    }
-    T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, active ? row : 0);
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
-      if (!active || column >= n) continue;
-      C out[VEC];
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        out[j] =
-            MOMENTS ? v[i][j] * scale.scale + scale.offset : apply_scale<false>(scale, v[i][j]);
-      }
-      if constexpr (keep) {
-#pragma unroll
-        for (int j = 0; j < VEC; j++) out[j] = out[j] * weight[i][j] + bias[i][j];
-      } else if (MOMENTS) {
-        C part[VEC];
-        if (a.at.weight) {
-          load_aligned_weights<T>(part, a.at.weight, column, a);
-#pragma unroll
-          for (int j = 0; j < VEC; j++) out[j] *= part[j];
-        }
-        if (a.at.bias) {
-          load_aligned_weights<T>(part, a.at.bias, column, a);
-#pragma unroll
-          for (int j = 0; j < VEC; j++) out[j] += part[j];
-        }
-      }
-      store_once(y + column, narrow_pack<C, T, VEC>(out));
-    }
+  for (int i = 0; i < PACKS; i++) {
+    const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
+    if (column >= n) continue;
+    if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
+    store_once(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
   }
 }
 
 /* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. */
 template <class C, int VEC, int PACKS>
-__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const warp_rows &w, int64_t n,
+__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const team_lane &w, int n,
                                       C *shared) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
@@ -167,106 +120,91 @@ __device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const warp_r
       for (int mask = w.team; mask < WARP; mask *= 2) {
         mine[i][j] += __shfl_xor_sync(ALL_LANES, mine[i][j], mask);
       }
-      const int64_t column = (int64_t)(w.lane + i * w.team) * VEC + j;
-      if (w.in_warp == 0 && column < n) shared[threadIdx.x / WARP * n + column] = mine[i][j];
+      const int column = w.column(i, VEC) + j;
+      if (threadIdx.x % WARP < w.team && column < n)
+        shared[threadIdx.x / WARP * n + column] = mine[i][j];
     }
   }
   __syncthreads();
-  for (int64_t column = threadIdx.x; column < n; column += WARPS_BLOCK) {
+  for (int column = threadIdx.x; column < n; column += blockDim.x) {
     C sum = 0;
-    for (int warp = 0; warp < WARPS_BLOCK / WARP; warp++) sum += shared[warp * n + column];
+    for (int warp = 0; warp < blockDim.x / WARP; warp++) sum += shared[warp * n + column];
     to[column] = sum;
   }
   __syncthreads();
 }
 
-template <class T, bool MOMENTS, int VEC, int PACKS>
+template <class T, class W, bool MOMENTS, int VEC, int PACKS, int ROWS>
 __device__ inline void warps_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   extern __shared__ __align__(16) char sums_of_warps[];
-  const warp_rows w(a);
-  const int64_t n = a.elements.count;
-  const bool sums_weights = MOMENTS && (a.dweight_parts || a.dbias_parts);
-  C weight[PACKS][VEC], dweight[PACKS][VEC], dbias[PACKS][VEC];
-  if (MOMENTS) {
-    load_weights<T, C, VEC, PACKS>(weight, a.at.weight, w, a, 1);
+  const int SUMS = MOMENTS ? 3 : 2, n = (int)a.elements.count;
+  const team_lane w(a);
+  pack<W, VEC> weight[MOMENTS ? PACKS : 1];
+  C dweight[MOMENTS ? PACKS : 1][VEC], dbias[MOMENTS ? PACKS : 1][VEC];
+  if constexpr (MOMENTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
+      if (w.column(i, VEC) < n)
+        weight[i] = lane_weights<T, W, VEC>(a.at.weight, w.column(i, VEC), 1, a);
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }
   }
-  for (int64_t first = w.first; first < a.rows.count; first += w.step) {
-    const int64_t row = first + w.in_warp;
-    const bool active = row < a.rows.count;
-    const int64_t at = active ? row : 0;
-    pack<T, VEC> raw_x[PACKS], raw_dy[PACKS];
-    C x[PACKS][VEC], dy[PACKS][VEC];
-    load_row<T, VEC, PACKS>(raw_x, a.at.x, ONEPASS_ROLE_X, row, w, a);
-    load_row<T, VEC, PACKS>(raw_dy, a.at.dy, ONEPASS_ROLE_DY, row, w, a);
-    widen_row<C, T, VEC, PACKS>(x, raw_x);
-    widen_row<C, T, VEC, PACKS>(dy, raw_dy);
-    row_gradient<C> gradient = {0};
-    C mean = 0, rstd = 0;
-    plain_sums<C, 3> sums;
-    sums.clear();
-    if (MOMENTS) {
-      mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, at);
-      rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, at);
+  const int64_t step = gridDim.x * w.of_block * ROWS;
+  for (int64_t block_first = blockIdx.x * w.of_block * ROWS; block_first < a.rows.count;
+       block_first += step) {
+    const int64_t first = block_first + w.row * ROWS;
+    pack<T, VEC> x[ROWS][PACKS], dy[ROWS][PACKS];
+    C mean[ROWS], rstd[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const bool active = first + r < a.rows.count;
+      const int64_t row = active ? first + r : 0;
+      load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), w, n, active);
+      load_row(dy[r], row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row), w, n, active);
+      mean[r] = MOMENTS ? *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) : 0;
+      rstd[r] = MOMENTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
     }
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if ((int64_t)(w.lane + i * w.team) * VEC >= n) continue;
+    for (int r = 0; r < ROWS; r++) {
+      plain_sums<C, SUMS> sums;
+      sums.clear();
 #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (MOMENTS) {
-          const C z = (x[i][j] - mean) * rstd, g = dy[i][j] * weight[i][j];
-          sums.v[0] += g;
-          sums.v[1] += g * z;
-          sums.v[2] += z;
-        } else {
-          sums.v[0] += x[i][j] < 0 ? -x[i][j] : x[i][j];
-          sums.v[1] += dy[i][j] * x[i][j];
+      for (int i = 0; i < PACKS; i++) {
+        const int k = MOMENTS ? i : 0;
+        if (w.column(i, VEC) < n) {
+          C v[VEC], g[VEC], by[VEC];
+          if (MOMENTS) stay_packed(weight[k]);
+          widen_pack(v, x[r][i]);
+          widen_pack(g, dy[r][i]);
+          if (MOMENTS) widen_pack(by, weight[k]);
+          add_products<MOMENTS>(sums, v, g, by, mean[r], rstd[r]);
         }
+        stay_packed(x[r][i]);
+        stay_packed(dy[r][i]);
       }
-    }
-    sums = sum_lanes(sums, w.team);
-    if (MOMENTS) {
-      gradient.mean = mean;
-      gradient.rstd = rstd;
-      gradient.offset = -sums.v[2] * (C)a.one_over_n;
-      gradient.by_z = -rstd * (sums.v[1] + gradient.offset * sums.v[0]) * (C)a.one_over_n;
-      gradient.constant = -rstd * sums.v[0] * (C)a.one_over_n;
-    } else {
-      gradient = gradient_by_sums<C>(sums.v[0], sums.v[1], a);
-    }
-    T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, at);
+      sums = sum_lanes(sums, w.team);
+      const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean[r], rstd[r], a);
+      if (first + r >= a.rows.count) continue;
+      T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int64_t column = (int64_t)(w.lane + i * w.team) * VEC;
-      if (!active || column >= n) continue;
-      C out[VEC];
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (MOMENTS) {
-          const C z = normalized(gradient, x[i][j]);
-          dweight[i][j] += dy[i][j] * z;
-          dbias[i][j] += dy[i][j];
-          out[j] = apply_moments_gradient(gradient, z, dy[i][j] * weight[i][j]);
-        } else {
-          out[j] = apply_l1_gradient(gradient, x[i][j], dy[i][j]);
-        }
+      for (int i = 0; i < PACKS; i++) {
+        const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
+        if (column >= n) continue;
+        if (MOMENTS) stay_packed(weight[k]);
+        store_once(dx + column, apply_backward<MOMENTS, T, W>(x[r][i], dy[r][i], weight[k],
+                                                              gradient, dweight[k], dbias[k]));
       }
-      store_once(dx + column, narrow_pack<C, T, VEC>(out));
     }
   }
-  if (!sums_weights) return;
-  if (a.dweight_parts)
-    sum_over_block<C, VEC, PACKS>(dweight, (C *)a.dweight_parts + blockIdx.x * n, w, n,
-                                  (C *)sums_of_warps);
-  if (a.dbias_parts)
-    sum_over_block<C, VEC, PACKS>(dbias, (C *)a.dbias_parts + blockIdx.x * n, w, n,
-                                  (C *)sums_of_warps);
+  if constexpr (MOMENTS) {
+    if (a.dweight_parts)
+      sum_over_block(dweight, (C *)a.dweight_parts + (int64_t)blockIdx.x * n, w, n,
+                     (C *)sums_of_warps);
+    if (a.dbias_parts)
+      sum_over_block(dbias, (C *)a.dbias_parts + (int64_t)blockIdx.x * n, w, n, (C *)sums_of_warps);
+  }
 }
 
 #endif

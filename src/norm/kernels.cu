@@ -2,6 +2,7 @@
  * name says what it is for; src/norm/cuda.c puts the same names together. */
 #include "norm/cuda_blocks.cuh"
 #include "norm/cuda_passes.cuh"
+#include "norm/cuda_ring.cuh"
 #include "norm/cuda_stream.cuh"
 #include "norm/cuda_strided.cuh"
 #include "norm/cuda_warps.cuh"
@@ -18,10 +19,24 @@ typedef __nv_bfloat16 element;
 #define ONEPASS_IS_HALF
 #endif
 
+typedef sums_of<element>::type sums;
+
 enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR : 4 };
 
-/* Packs of a thread where a block has a row. launch_cuda.c knows them, too. */
-enum { PACKS = 4 };
+/* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
+ * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
+template <class W, bool MOMENTS>
+struct packs {
+  static const bool MANY_BYTES = MOMENTS && sizeof(W) > sizeof(element);
+  static const int RING_FORWARD_NARROW = MANY_BYTES ? 2 : 3,
+                   RING_FORWARD_BROAD = MANY_BYTES ? 3 : 4;
+  static const int RING_BACKWARD_NARROW = VECTOR == 4 ? 3 : 2,
+                   RING_BACKWARD_BROAD = VECTOR == 4 ? 4 : 3;
+  static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2
+                                    : VECTOR == 8             ? 3
+                                                              : 4,
+                   STREAM_BACKWARD = 2;
+};
 
 #define KERNEL_AT(threads, blocks, name, call)                  \
   extern "C" __global__ void __launch_bounds__(threads, blocks) \
@@ -32,69 +47,69 @@ enum { PACKS = 4 };
 /* Two blocks on a multiprocessor at least: up to 128 registers a thread. */
 #define KERNEL(threads, name, call) KERNEL_AT(threads, threads > 256 ? 1 : 2, name, call)
 
-#define STREAM_KERNEL(name, MOMENTS, BACKWARD)                                  \
-  extern "C" __global__ void __launch_bounds__(                                 \
-      STREAM_MOST_THREADS, MOMENTS || BACKWARD || sizeof(element) == 8 ? 1 : 2) \
-      name(const __grid_constant__ norm_args args) {                            \
-    extern __shared__ __align__(16) char shared[];                              \
-    stream<element, MOMENTS, BACKWARD>(args, shared).run();                     \
-  }
+/* Single elements: a lane has at most 8 of a row. */
+#define WARPS_SCALAR_KERNELS(name, MOMENTS)                                                      \
+  KERNEL(256, name##_forward_scalar_1, (warps_forward<element, sums, MOMENTS, 1, 1>(args)))      \
+  KERNEL(256, name##_forward_scalar_2, (warps_forward<element, sums, MOMENTS, 1, 2>(args)))      \
+  KERNEL(256, name##_forward_scalar_4, (warps_forward<element, sums, MOMENTS, 1, 4>(args)))      \
+  KERNEL(256, name##_forward_scalar_8, (warps_forward<element, sums, MOMENTS, 1, 8>(args)))      \
+  KERNEL(256, name##_backward_scalar_1, (warps_backward<element, sums, MOMENTS, 1, 1, 2>(args))) \
+  KERNEL(256, name##_backward_scalar_2, (warps_backward<element, sums, MOMENTS, 1, 2, 2>(args))) \
+  KERNEL(256, name##_backward_scalar_4, (warps_backward<element, sums, MOMENTS, 1, 4, 1>(args))) \
+  KERNEL(256, name##_backward_scalar_8, (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
-/* A lane has at most 16 elements of a row, and backward 8. */
-#define WARPS_KERNELS_OF(name, MOMENTS)                                                            \
-  KERNEL(WARPS_BLOCK, name##_forward_vector_1, (warps_forward<element, MOMENTS, VECTOR, 1>(args))) \
-  KERNEL(WARPS_BLOCK, name##_forward_vector_2, (warps_forward<element, MOMENTS, VECTOR, 2>(args))) \
-  KERNEL(WARPS_BLOCK, name##_backward_vector_1,                                                    \
-         (warps_backward<element, MOMENTS, VECTOR, 1>(args)))                                      \
-  KERNEL(WARPS_BLOCK, name##_forward_scalar_1, (warps_forward<element, MOMENTS, 1, 1>(args)))      \
-  KERNEL(WARPS_BLOCK, name##_forward_scalar_2, (warps_forward<element, MOMENTS, 1, 2>(args)))      \
-  KERNEL(WARPS_BLOCK, name##_forward_scalar_4, (warps_forward<element, MOMENTS, 1, 4>(args)))      \
-  KERNEL(WARPS_BLOCK, name##_forward_scalar_8, (warps_forward<element, MOMENTS, 1, 8>(args)))      \
-  KERNEL(WARPS_BLOCK, name##_backward_scalar_1, (warps_backward<element, MOMENTS, 1, 1>(args)))    \
-  KERNEL(WARPS_BLOCK, name##_backward_scalar_2, (warps_backward<element, MOMENTS, 1, 2>(args)))    \
-  KERNEL(WARPS_BLOCK, name##_backward_scalar_4, (warps_backward<element, MOMENTS, 1, 4>(args)))    \
-  KERNEL_AT(WARPS_BLOCK, 1, name##_backward_scalar_8,                                              \
-            (warps_backward<element, MOMENTS, 1, 8>(args)))
+#define WARPS_KERNELS(name, suffix, W, MOMENTS)                     \
+  KERNEL(256, name##_forward_vector_1##suffix,                      \
+         (warps_forward<element, W, MOMENTS, VECTOR, 1>(args)))     \
+  KERNEL(256, name##_forward_vector_2##suffix,                      \
+         (warps_forward<element, W, MOMENTS, VECTOR, 2>(args)))     \
+  KERNEL(256, name##_forward_vector_4##suffix,                      \
+         (warps_forward<element, W, MOMENTS, VECTOR, 4>(args)))     \
+  KERNEL(256, name##_backward_vector_1##suffix,                     \
+         (warps_backward<element, W, MOMENTS, VECTOR, 1, 2>(args))) \
+  KERNEL(256, name##_backward_vector_2##suffix,                     \
+         (warps_backward<element, W, MOMENTS, VECTOR, 2, 1>(args)))
 
-#ifdef ONEPASS_IS_HALF
-#define WARPS_MORE_PACKS(name, MOMENTS)
-#else
-#define WARPS_MORE_PACKS(name, MOMENTS)                                                            \
-  KERNEL(WARPS_BLOCK, name##_forward_vector_4, (warps_forward<element, MOMENTS, VECTOR, 4>(args))) \
-  KERNEL(WARPS_BLOCK, name##_backward_vector_2, (warps_backward<element, MOMENTS, VECTOR, 2>(args)))
-#endif
+#define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                   \
+  KERNEL_AT(BLOCKS_EARLY_THREADS, VECTOR == 2 ? 2 : 3, op##_blocks_forward##suffix,              \
+            (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                 \
+             MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                      \
+  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,          \
+            (blocks_forward<element, W, MOMENTS, BLOCKS_PACKS, false>(args)))                    \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long##suffix,                            \
+            (blocks_forward<element, W, MOMENTS, BLOCKS_MANY_PACKS,                              \
+                            (MOMENTS && VECTOR > 2 && sizeof(W) * VECTOR == 16)>(args)))         \
+  KERNEL_AT(RING_FEW_THREADS, VECTOR == 2 ? 1 : 2, op##_ring_forward_narrow##suffix,             \
+            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_NARROW>(args)))   \
+  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_forward_broad##suffix,                               \
+            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_BROAD>(args)))    \
+  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_backward_narrow##suffix,                             \
+            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_NARROW>(args))) \
+  KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                               \
+            op##_ring_backward_broad##suffix,                                                    \
+            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))  \
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_forward##suffix,                                      \
+            (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args)))  \
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_backward##suffix,                                     \
+            (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
-#define BLOCKS_KERNELS_OF(name, MOMENTS)                                     \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 4 ? 2 : 1, name##_forward_vector, \
-            (blocks_forward<element, MOMENTS, VECTOR, PACKS, false>(args)))  \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_forward_phased,                   \
-            (blocks_forward<element, MOMENTS, VECTOR, PACKS, true>(args)))   \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_forward_scalar,                   \
-            (blocks_forward<element, MOMENTS, 1, 8, false>(args)))           \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_backward_vector,                  \
-            (blocks_backward<element, MOMENTS, VECTOR, PACKS, false>(args))) \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_backward_phased,                  \
-            (blocks_backward<element, MOMENTS, VECTOR, PACKS, true>(args)))  \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, name##_backward_scalar,                  \
-            (blocks_backward<element, MOMENTS, 1, 8, false>(args)))
-
-#define KERNELS_OF(op, MOMENTS)                                                         \
-  WARPS_KERNELS_OF(op##_warps, MOMENTS)                                                 \
-  WARPS_MORE_PACKS(op##_warps, MOMENTS)                                                 \
-  BLOCKS_KERNELS_OF(op##_blocks, MOMENTS)                                               \
-  STREAM_KERNEL(op##_stream_forward, MOMENTS, false)                                    \
-  STREAM_KERNEL(op##_stream_backward, MOMENTS, true)                                    \
-  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))      \
-  KERNEL(256, op##_gather_backward, (passes_gather<element, MOMENTS, true>(args)))      \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                               \
-            (passes_forward<element, MOMENTS>(args)))                                   \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                       \
-            (passes_backward<element, MOMENTS, VECTOR>(args)))                          \
-  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args))) \
-  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))          \
+#define KERNELS_OF(op, MOMENTS)                                                             \
+  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
+  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                             \
+  BLOCKS_KERNELS(op, , element, MOMENTS)                                                    \
+  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))          \
+  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))   \
+  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args))) \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                   \
+            (passes_forward<element, MOMENTS>(args)))                                       \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                           \
+            (passes_backward<element, MOMENTS, VECTOR>(args)))                              \
+  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))     \
+  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
 KERNELS_OF(abs, false)
+KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element>(args)))
 KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
 KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
 KERNEL(COLUMNS_BLOCK, abs_columns_forward_vector, (columns<element, false, COLUMNS_VECTOR>(args)))
@@ -108,3 +123,7 @@ KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
 KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
 KERNEL(256, moments_strided_sums, (strided_sums<element>(args)))
 KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
+#ifdef ONEPASS_IS_HALF
+WARPS_KERNELS(moments_warps, _f32, float, true)
+BLOCKS_KERNELS(moments, _f32, float, true)
+#endif

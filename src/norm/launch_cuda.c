@@ -1,26 +1,38 @@
 /* Which kernel, how many blocks and how much shared memory a normalization takes on a GPU.
  *
- * The ladder: a row waits for its statistic in the registers of some lanes of a warp if it is short, of
- * a block, or of the blocks of a cluster; beyond that it is read twice. With fewer rows than would fill
- * the chip, rows are shared by more blocks than they would need. */
+ * The ladder: a row waits for its statistic in the registers of some lanes of a warp if it is short, of a
+ * block, in those and the shared memory of a block, or in the shared memory of a team of blocks; beyond
+ * that it is read twice. With fewer rows than would fill the chip, rows are shared by more blocks than
+ * they would need. */
 #include "norm/launch_cuda.h"
 
 #include <string.h>
 
 #include "norm/cpu.h"
 
+/* As in the kernels' headers. */
 enum {
   WARP = 32,
-  WARPS_BLOCK = 256,
-  LONGEST_FOR_WARPS = 256, /* a warp could have more, but blocks do it faster */
+  SECTOR = 32,
+  WARPS_THREADS = 256,
+  BLOCKS_EARLY_THREADS = 256,
   BLOCKS_MOST_THREADS = 512,
-  STREAM_MOST_THREADS = 512,
-  STREAM_FEWEST_THREADS = 64,
+  BLOCKS_PACKS = 4,
+  BLOCKS_MANY_PACKS = 8,
+  WIDE_MOST_THREADS = 1024,
+  RING_MOST_THREADS = 512,
+  RING_FEW_THREADS = 384,
+  RING_FORWARD = 3,
+  RING_BACKWARD = 2,
+  STREAM_WORKERS = 512,
+  STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
+  STREAM_ON_THE_WAY = 1,
+  STREAM_MOST_LOOKAHEAD = 24,
+  STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
   PASSES_BLOCK = 256,
   COLUMNS_BLOCK = 512,
   STRIDED_BLOCK = 256,
-  MOST_CLUSTER = 16,
-  MOST_WARPS = 16
+  REGISTERS = 65536 /* of a multiprocessor */
 };
 
 /* A choice in the making. */
@@ -134,159 +146,173 @@ static bool choose_warps(choice *c) {
   onepass_norm_launch *l = c->l;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
-  const int64_t most_packs =
-      l->width ? least(c->p->backward ? 2 : 4, (c->p->backward ? 8 : 16) / vec) : 8;
+  const int64_t most_packs = l->width ? (c->p->backward ? 2 : 4) : 8;
   if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
-  /* Several packs a lane are several loads under way; a row's lanes still read 64 bytes at once. */
-  const int64_t lanes_worth = most(1, 64 / (vec * c->size));
+  /* Several packs a lane are several loads under way; a row's lanes still read 128 bytes at once.
+   * Backward a lane has sums of its columns, so it has few. */
+  const int64_t lanes_worth = c->p->backward && l->width ? WARP : most(1, 128 / (vec * c->size));
   l->packs = 1;
   while (l->packs < least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
     l->packs *= 2;
   }
   while (packs_of_row > WARP * l->packs) l->packs *= 2;
   l->team = (int32_t)power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
-  l->block = WARPS_BLOCK;
-  const int64_t blocks = onepass_divide_up(c->rows, WARPS_BLOCK / l->team);
-  l->grid = least(blocks, (int64_t)c->device->multiprocessors * (c->summed ? 4 : 64));
+  l->block = WARPS_THREADS;
+  const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team);
+  /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
+  l->grid =
+      c->summed ? least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors) : blocks;
+  if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
+  if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
-  l->shared = c->summed ? (size_t)(WARPS_BLOCK / WARP * c->n * c->sums_size) : 0;
+  l->shared = c->summed ? (size_t)(l->block / WARP * c->n * c->sums_size) : 0;
   reserve_parts(c, l->grid);
   return true;
 }
 
-/* ---- blocks and clusters --------------------------------------------------------------------- */
+/* ---- blocks: a row a block, forward ------------------------------------------------------------- */
 
-/* Registers of a thread of blocks_backward, as the compiler reports them. */
-static int64_t registers_of_blocks(const choice *c, onepass_norm_width width) {
-  if (width == ONEPASS_NORM_PHASED) return 120;
-  if (c->size == 8) return width == ONEPASS_NORM_VECTOR ? 112 : 128;
-  return c->size == 2 && width == ONEPASS_NORM_VECTOR ? 96 : 80;
+/* Packs that a row of `elements` may reach into: one that is not aligned starts anywhere in a sector. */
+static int64_t packs_reached(const choice *c, int64_t elements) {
+  const int64_t before = c->l->width == ONEPASS_NORM_VECTOR ? 0 : SECTOR / c->size - 1;
+  return onepass_divide_up(elements + before, c->vec);
 }
 
-/* Slices of a row in the registers of `team` blocks. */
-static bool fit_blocks(choice *c, int64_t team) {
+static bool has_f32_weights(const choice *c) {
+  return c->moments && c->p->weight_type != c->p->type;
+}
+
+/* In registers alone, or in shared memory, too. */
+static bool choose_blocks(choice *c) {
   onepass_norm_launch *l = c->l;
-  const int64_t slice = up_to(onepass_divide_up(c->n, team), 128 / c->size);
-  if (c->n == 0 || c->rows == 0 || (team > 1 && slice * (team - 1) >= c->n)) return false;
+  if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX) return false;
   l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
-  l->packs = l->width == ONEPASS_NORM_SCALAR ? 8 : 4;
-  const int64_t vec = l->width == ONEPASS_NORM_SCALAR ? 1 : c->vec;
-  /* A phased row may reach into one pack more. */
-  const int64_t elements = least(slice, c->n) + (l->width == ONEPASS_NORM_PHASED ? vec - 1 : 0);
-  const int64_t threads =
-      up_to(onepass_divide_up(onepass_divide_up(elements, vec), l->packs), WARP);
-  if (threads > BLOCKS_MOST_THREADS) return false;
-  l->team = (int32_t)team;
-  l->slice = slice;
-  l->block = (int32_t)threads;
-  /* slice_gradient in cuda_blocks.cuh knows the same sizes. */
-  const bool phased = l->width == ONEPASS_NORM_PHASED;
-  const int arrays = c->p->backward ? c->summed + (phased ? c->weights : 0) : 0;
-  l->shared = (size_t)(arrays * (slice + (phased ? 8 : 0)) * c->sums_size);
-  if ((int64_t)l->shared > c->device->shared_block - 1024) return false;
-  /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
-  int64_t teams = least(c->rows, INT32_MAX / team);
-  if (c->summed) {
-    const int64_t by_shared = c->device->shared_multiprocessor / ((int64_t)l->shared + 2048);
-    const int64_t by_registers = 65536 / (registers_of_blocks(c, l->width) * threads);
-    const int64_t resident = least(most(1, by_registers), by_shared);
-    if (resident < 1) return false;
-    teams = least(teams, most(1, resident * c->device->multiprocessors / team));
-  }
-  /* All phased rows of a block start at the same place of their 16 bytes. */
-  if (phased && teams < c->rows) teams = most(c->vec, teams - teams % c->vec);
-  l->grid = teams * team;
-  l->cluster = (int32_t)team;
-  l->launches = 1;
-  return true;
-}
-
-static bool choose_blocks(choice *c) {
-  if (!fit_blocks(c, 1)) return false;
-  reserve_parts(c, c->l->grid);
-  return true;
-}
-
-/* The smallest cluster of small blocks, so that several run on a multiprocessor and one works while
- * another waits; larger ones while the chip is not filled. */
-static bool choose_clusters(choice *c) {
-  const onepass_norm_launch nothing = *c->l;
-  onepass_norm_launch best = nothing;
-  bool fits = false;
-  if (c->device->major < 9) return false;
-  for (int64_t team = 2; team <= MOST_CLUSTER; team *= 2) {
-    *c->l = nothing;
-    if (!fit_blocks(c, team)) {
-      if (fits) break;
-      continue;
-    }
-    best = *c->l;
-    fits = true;
-    if (best.block <= 256 && c->rows * team >= c->device->multiprocessors) break;
-  }
-  if (!fits) return false;
-  *c->l = best;
-  reserve_parts(c, best.grid / best.team);
-  return true;
-}
-
-/* ---- grid: rows stream through the shared memory of all blocks -------------------------------- */
-
-/* Bytes of shared memory besides the ring. stream::lay_out knows the same sizes. */
-static int64_t stream_fixed(const choice *c, int64_t team, int64_t slice, bool shared_weights) {
-  const int64_t columns = up_to(slice, 8) + 8;
-  const int arrays = (shared_weights ? c->weights : 0) + c->summed;
-  const int64_t parts =
-      (ONEPASS_NORM_MOST_SUMS + 1 + team * sums_of_row(c)) * (int64_t)sizeof(double);
-  return arrays * columns * c->sums_size + parts +
-         (2 * MOST_WARPS * ONEPASS_NORM_MOST_SUMS + ONEPASS_NORM_MAIL_SLOTS) * c->sums_size;
-}
-
-static bool fit_stream(choice *c, int64_t team, int64_t slice, bool shared_weights) {
-  onepass_norm_launch *l = c->l;
-  if (slice > INT32_MAX / 2) return false;
-  const int64_t slots = slice / c->vec + !(takes_vectors(c));
-  const int64_t threads = least(
-      most(up_to(onepass_divide_up(slots, ONEPASS_NORM_CHUNK_SLOTS), WARP), STREAM_FEWEST_THREADS),
-      STREAM_MOST_THREADS);
-  const int64_t chunk = threads * ONEPASS_NORM_CHUNK_SLOTS;
-  const int64_t chunks = onepass_divide_up(slots, chunk);
-  const int64_t chunk_bytes = chunk * 16 * (c->p->backward ? 2 : 1);
-  const int64_t fixed = stream_fixed(c, team, slice, shared_weights);
-  const int64_t room = c->device->shared_block - fixed;
-  int64_t ring = room > 0 ? room / chunk_bytes : 0;
-  if (ring > 6 * chunks) ring = 6 * chunks;
-  if (ring < chunks + onepass_divide_up(chunks, 4)) return false;
-  l->team = (int32_t)team;
-  l->slice = slice;
-  l->block = (int32_t)threads;
-  l->chunks = (int32_t)chunks;
-  l->ring = (int32_t)ring;
-  l->shared_weights = shared_weights;
-  l->lookahead = (int32_t)least(3, ring / chunks - 1);
-  l->shared = (size_t)(ring * chunk_bytes + fixed);
-  l->grid = team;
-  l->cooperative = true;
-  l->launches = 2;
-  return true;
-}
-
-static bool choose_grid(choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (c->n == 0 || c->rows == 0) return false;
-  /* Slices of whole lines: fewer blocks than there are may be enough for the row. */
-  const int64_t slice = up_to(onepass_divide_up(c->n, c->device->multiprocessors), 128 / c->size);
-  const int64_t team = onepass_divide_up(c->n, slice);
-  if (team < 2) return false;
-  if (!fit_stream(c, team, slice, true) && (c->p->backward || !fit_stream(c, team, slice, false))) {
+  if (l->width == ONEPASS_NORM_SCALAR || (c->moments && l->width == ONEPASS_NORM_PHASED) ||
+      c->n > INT32_MAX / 2) {
     return false;
   }
-  l->mail_size =
-      (size_t)(ONEPASS_NORM_MAIL_SLOTS * team * 2 * sums_of_row(c) * (int64_t)sizeof(uint64_t));
+  l->grid = c->rows;
+  l->launches = 1;
+  const int64_t packs = packs_reached(c, c->n);
+  if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_PACKS * BLOCKS_MOST_THREADS) {
+    l->packs = BLOCKS_PACKS;
+    l->block = (int32_t)up_to(onepass_divide_up(packs, BLOCKS_PACKS), WARP);
+    l->broad = l->block > BLOCKS_EARLY_THREADS;
+    return true;
+  }
+  if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_MANY_PACKS * BLOCKS_MOST_THREADS) {
+    l->packs = BLOCKS_MANY_PACKS;
+    l->block = (int32_t)up_to(onepass_divide_up(packs, BLOCKS_MANY_PACKS), WARP);
+    /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
+    if (l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
+    return true;
+  }
+  if (c->moments) return false;
+  const int64_t held = c->size == 8 ? 3 : 6; /* wide_packs in cuda_blocks.cuh */
+  l->wide = true;
+  l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
+  l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);
+  l->shared = (size_t)l->chunks * (size_t)l->block * 16;
+  return (int64_t)l->shared <= c->device->shared_block - 2048;
+}
+
+/* ---- ring: blocks that stay ------------------------------------------------------------------- */
+
+/* Rows that a block, or a team of blocks, has start at the same place of a sector: its weights wait in
+ * registers. The most such blocks, up to `most_blocks`; 0 if there are none. */
+static int64_t blocks_in_phase(const choice *c, int64_t most_blocks) {
+  const int64_t blocks = least(most_blocks, c->rows);
+  if (c->l->width == ONEPASS_NORM_VECTOR || blocks == c->rows) return blocks;
+  const int64_t stride = c->p->rows.stride[ONEPASS_ROLE_X][0];
+  int64_t period = 1;
+  while (period * stride * c->size % SECTOR) period *= 2;
+  return blocks / period * period;
+}
+
+/* Packs of a thread: the narrow kernel or the broad one. kernels.cu has the same numbers. */
+static int64_t ring_packs(const choice *c, bool broad) {
+  if (c->p->backward) return (c->size == 4 ? 3 : 2) + broad;
+  return (has_f32_weights(c) ? 2 : 3) + broad;
+}
+
+static bool fit_ring(choice *c, bool broad) {
+  onepass_norm_launch *l = c->l;
+  const int64_t packs = ring_packs(c, broad), needed = packs_reached(c, c->n);
+  const int64_t threads = up_to(onepass_divide_up(needed, packs), WARP);
+  const bool small = !c->p->backward && !broad, large = c->p->backward && broad && c->size != 4;
+  if (threads > (small || large ? RING_FEW_THREADS : RING_MOST_THREADS)) return false;
+  const int64_t slots = c->p->backward ? 2 * RING_BACKWARD : RING_FORWARD;
+  l->packs = (int32_t)packs;
+  l->broad = broad;
+  l->block = (int32_t)threads;
+  l->shared = (size_t)(slots * packs * threads * 16);
+  if ((int64_t)l->shared > c->device->shared_block - 2048) return false;
+  /* By their launch bounds the kernels have no more registers than this. */
+  const int64_t registers = small && c->size < 8 ? 80 : small || large ? 168 : 128;
+  const int64_t resident = least(REGISTERS / (registers * threads),
+                                 c->device->shared_multiprocessor / ((int64_t)l->shared + 2048));
+  l->grid = blocks_in_phase(c, most(1, resident) * c->device->multiprocessors);
+  l->launches = 1;
+  return l->grid > 0;
+}
+
+static bool choose_ring(choice *c) {
+  onepass_norm_launch *l = c->l;
+  if (c->n == 0 || c->rows == 0 || c->n > INT32_MAX / 2 || c->p->rows.ndim > 1) return false;
+  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  const onepass_norm_launch nothing = *l;
+  const bool narrow_fits = fit_ring(c, false);
+  const onepass_norm_launch narrow = *l;
+  *l = nothing;
+  const bool broad_fits = fit_ring(c, true);
+  if (!narrow_fits && !broad_fits) return false;
+  /* The one with the fewer idle places. */
+  if (!broad_fits ||
+      (narrow_fits && (int64_t)narrow.packs * narrow.block < (int64_t)l->packs * l->block)) {
+    *l = narrow;
+  }
+  reserve_parts(c, l->grid);
+  return true;
+}
+
+/* ---- stream: teams of blocks ------------------------------------------------------------------ */
+
+static bool choose_stream(choice *c) {
+  onepass_norm_launch *l = c->l;
+  const int64_t chip = c->device->multiprocessors;
+  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
+  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  l->packs = c->p->backward || has_f32_weights(c) || c->size == 8 ? 2 : c->size == 2 ? 3 : 4;
+  const int64_t line = 128 / c->size, room = STREAM_WORKERS * l->packs * c->vec;
+  const int64_t longest = l->width == ONEPASS_NORM_VECTOR ? room : room - line;
+  /* More blocks than a row needs where there are few rows. */
+  const int64_t needed = onepass_divide_up(c->n, longest);
+  const int64_t wanted = least(chip / c->rows, onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
+  if (needed > chip) return false;
+  l->slice = up_to(onepass_divide_up(c->n, most(most(needed, wanted), 1)), line);
+  l->team = (int32_t)onepass_divide_up(c->n, l->slice);
+  if (l->slice > longest || l->team < 2) return false;
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  const int64_t ring = least((c->device->shared_block - STREAM_MEMORY) / slot,
+                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
+  l->ring = (int32_t)ring;
+  l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
+  if (l->lookahead < 1) return false;
+  l->shared = (size_t)(ring * slot);
+  const int64_t teams =
+      c->moments ? blocks_in_phase(c, chip / l->team) : least(chip / l->team, c->rows);
+  if (teams < 1) return false;
+  l->grid = teams * l->team;
+  l->block = STREAM_THREADS;
+  l->cooperative = true;
+  l->launches = 2;
+  l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS * l->grid * sums_of_row(c) * c->sums_size * 2);
   l->mail_at = reserve(l, (int64_t)l->mail_size);
-  reserve_parts(c, 1);
+  reserve_parts(c, teams);
   return true;
 }
 
@@ -397,7 +423,7 @@ static bool choose_strided(choice *c) {
 /* ---- The ladder ------------------------------------------------------------------------------ */
 
 static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
-  *c->l = (onepass_norm_launch){.kernel = kernel, .cluster = 1, .team = 1};
+  *c->l = (onepass_norm_launch){.kernel = kernel, .team = 1};
   if (kernel == ONEPASS_CUDA_STRIDED) return choose_strided(c);
   if (kernel == ONEPASS_CUDA_COLUMNS) return choose_columns(c);
   /* row_of in cuda_common.cuh divides by 32-bit sizes. */
@@ -407,10 +433,10 @@ static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
       return choose_warps(c);
     case ONEPASS_CUDA_BLOCKS:
       return choose_blocks(c);
-    case ONEPASS_CUDA_CLUSTERS:
-      return choose_clusters(c);
-    case ONEPASS_CUDA_GRID:
-      return choose_grid(c);
+    case ONEPASS_CUDA_RING:
+      return choose_ring(c);
+    case ONEPASS_CUDA_STREAM:
+      return choose_stream(c);
     case ONEPASS_CUDA_PASSES:
       return choose_passes(c);
     default:
@@ -423,20 +449,30 @@ static bool leaves_chip_idle(const choice *c) {
   return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
 }
 
-/* Clusters of many blocks wait for each other too long: with rows enough to fill the chip, reading
- * twice is faster. */
-static bool suits_clusters(const choice *c) {
-  return leaves_chip_idle(c) || (c->l->team <= 4 && (!c->p->backward || c->size >= 4));
+/* Long rows with weights: weights of f32 are as many bytes as the row itself, and a block that reads them
+ * with every row waits for them longer than a team that keeps them. */
+static bool suits_blocks(const choice *c) {
+  const bool heavy_weights = c->weights && (c->size == 8 || has_f32_weights(c) || c->size == 4);
+  return c->l->packs != BLOCKS_MANY_PACKS || !heavy_weights || c->n * c->size <= 65536;
+}
+
+/* A warp could hold more of a row, but blocks do such rows faster. */
+static bool suits_warps(const choice *c) {
+  return c->l->width == ONEPASS_NORM_SCALAR || c->n <= 64 * c->vec;
 }
 
 static bool choose_best(choice *c) {
   if (!is_dense(c)) {
     return try_kernel(c, ONEPASS_CUDA_COLUMNS) || try_kernel(c, ONEPASS_CUDA_STRIDED);
   }
-  if (c->n <= LONGEST_FOR_WARPS && try_kernel(c, ONEPASS_CUDA_WARPS)) return true;
-  if (!leaves_chip_idle(c) && try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
-  if (try_kernel(c, ONEPASS_CUDA_CLUSTERS) && suits_clusters(c)) return true;
-  return try_kernel(c, ONEPASS_CUDA_PASSES) || try_kernel(c, ONEPASS_CUDA_STRIDED);
+  if (try_kernel(c, ONEPASS_CUDA_WARPS) && suits_warps(c)) return true;
+  if (!leaves_chip_idle(c)) {
+    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && c->l->packs == BLOCKS_PACKS) return true;
+    if (try_kernel(c, ONEPASS_CUDA_RING)) return true;
+    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && suits_blocks(c)) return true;
+  }
+  return try_kernel(c, ONEPASS_CUDA_STREAM) || try_kernel(c, ONEPASS_CUDA_PASSES) ||
+         try_kernel(c, ONEPASS_CUDA_STRIDED);
 }
 
 bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass_layouts *layouts,
@@ -462,7 +498,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
 }
 
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel) {
-  static const char *const names[] = {"best",   "warps",   "blocks",  "clusters", "grid",
+  static const char *const names[] = {"best",   "warps",   "blocks",  "ring",   "stream",
                                       "passes", "columns", "strided", "windows"};
   return names[kernel];
 }

@@ -24,14 +24,15 @@ typedef enum onepass_norm_width {
 typedef struct onepass_norm_launch {
   onepass_cuda_kernel kernel;
   onepass_norm_width width; /* warps, blocks, passes, columns */
-  int32_t packs;            /* warps, blocks: a thread has at most so many */
+  int32_t packs;            /* warps, ring, stream: a thread has at most so many */
+  bool wide;                /* blocks: with shared memory */
+  bool broad; /* ring: the kernel with more packs a thread; blocks: with more threads */
   int64_t grid;
   int32_t block;
-  int32_t cluster;
   bool cooperative;
   size_t shared;
   /* As in onepass_norm_args. */
-  int32_t team, chunks, ring, shared_weights, lookahead;
+  int32_t team, chunks, ring, lookahead;
   int64_t slice, segments, row_group;
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */
@@ -46,7 +47,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_norm_alignment alignment, onepass_norm_launch *launch);
 
-/* "warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows" */
+/* "warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows" */
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel);
 
 #endif

@@ -76,8 +76,7 @@ onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
                         (int)asked, onepass_cuda_kernel_name(asked));
   }
   onepass_cuda_launch *step = &plan->cuda.pool.step;
-  *step =
-      (onepass_cuda_launch){.grid = l->grid, .block = l->block, .cluster = 1, .shared = l->shared};
+  *step = (onepass_cuda_launch){.grid = l->grid, .block = l->block, .shared = l->shared};
   plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
   plan->info.grid = l->grid;
   plan->info.block = l->block;

@@ -188,40 +188,74 @@ __device__ inline sums tree_sum(const sums *v) {
 
 /* ---- Kernels ------------------------------------------------------------------------------------ */
 
-/* Small kernels that are known when this is compiled. A block brings the inputs of a tile of its line
- * to shared memory, without waiting in between; a thread then makes SLOTS slots of outputs from
- * registers. `offset` is from an output's number, times the stride, to its first input's. */
-template <int K, int S>
-__device__ static void small_windows(const pool_args &a) {
-  extern __shared__ __align__(16) char tile[];
-  const int SPAN = (VEC - 1) * S + K;
-  const unsigned line = blockIdx.x / (unsigned)a.tiles, number = blockIdx.x % (unsigned)a.tiles;
-  const element *in = in_line(a, line);
-  element *out = out_line(a, line);
-  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
-  const int64_t first = (int64_t)number * (BLOCK * SLOTS * VEC) - phase_of(out);
-  int64_t begin = first * S + offset, end = (first + BLOCK * SLOTS * VEC - 1) * S + offset + K;
-  if (begin < 0) begin = 0;
-  if (end > a.inputs) end = a.inputs;
-  const int phase = (int)((uintptr_t)(in + begin) % 16),
-            bytes = (int)(end - begin) * (int)sizeof(element) + phase;
-  const char *from = (const char *)(in + begin) - phase;
+/* Inputs lo.. of a line, `bytes` of them from an aligned address on, to shared memory, without waiting;
+ * what lies outside the line becomes zeros. */
+__device__ static void bring_tile(char *tile, const element *in, int64_t inputs, int64_t lo,
+                                  int bytes) {
+  const int SIZE = sizeof(element);
+  const char *from = (const char *)(in + lo);
+  const int64_t line_begin = -lo * SIZE, line_end = (inputs - lo) * SIZE; /* counted from `from` */
   for (int at = threadIdx.x * 16; at < bytes; at += BLOCK * 16) {
-    copy_async(tile + at, from + at, bytes - at < 16 ? bytes - at : 16);
+    if (at >= line_begin) {
+      const int64_t left = line_end - at;
+      if (left > 0) {
+        copy_async(tile + at, from + at, left < 16 ? (int)left : 16);
+      } else {
+        *(uint4 *)(tile + at) = make_uint4(0, 0, 0, 0);
+      }
+    } else { /* the line begins here, or later */
+      for (int j = 0; j < 16; j += SIZE) {
+        const bool inside = at + j >= line_begin && at + j < line_end;
+        *(element *)(tile + at + j) =
+            inside ? *(const element *)(from + at + j) : narrow_to<element>::from(0);
+      }
+    }
   }
   commit_copies();
   wait_for_all_but<0>();
   __syncthreads();
+}
+
+/* Small kernels that are known when this is compiled. A block brings the inputs of a tile of its line
+ * to shared memory; a thread then makes SLOTS slots of outputs from registers. `offset` is from an
+ * output's number, times the stride, to its first input's. UNIFORM: every window is divided by the
+ * kernel, so windows at the ends of a line need nothing but zeros around it. */
+template <int K, int S, bool UNIFORM>
+__device__ static void small_windows(const pool_args &a) {
+  extern __shared__ __align__(16) char tile[];
+  const int SPAN = (VEC - 1) * S + K, OUTPUTS = BLOCK * SLOTS * VEC;
+  const unsigned line = blockIdx.x / (unsigned)a.tiles, number = blockIdx.x % (unsigned)a.tiles;
+  const element *in = in_line(a, line);
+  element *out = out_line(a, line);
+  const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
+  const int64_t first = (int64_t)number * OUTPUTS - phase_of(out);
+  const int64_t made_end = first + OUTPUTS < a.outputs ? first + OUTPUTS : a.outputs;
+  const int phase = phase_of(in + (first * S + offset));
+  const int64_t lo = first * S + offset - phase;
+  bring_tile(tile, in, a.inputs, lo,
+             (int)((made_end - 1) * S + offset + K - lo) * (int)sizeof(element));
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
-    if (here < a.plain_begin || here + VEC > a.plain_end) continue;
+    const bool plain = UNIFORM ? here >= 0 && here + VEC <= a.outputs
+                               : here >= a.plain_begin && here + VEC <= a.plain_end;
+    if (!plain && !(UNIFORM && here + VEC > 0 && here < a.outputs)) continue;
     sums v[SPAN], made[VEC];
-    load_span<SPAN>(v, tile + phase + (int)(here * S + offset - begin) * (int)sizeof(element));
+    load_span<SPAN>(v, tile + (int)(here * S + offset - lo) * (int)sizeof(element));
 #pragma unroll
     for (int j = 0; j < VEC; j++) made[j] = tree_sum<K>(v + j * S);
-    store_plain(out + here, made, (sums)a.one_over_kernel);
+    if (plain) {
+      store_plain(out + here, made, (sums)a.one_over_kernel);
+    } else {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        if (here + j >= 0 && here + j < a.outputs) {
+          out[here + j] = narrow_to<element>::from(made[j] * (sums)a.one_over_kernel);
+        }
+      }
+    }
   }
+  if (UNIFORM) return;
 #pragma unroll 1
   for (int k = 0; k < SLOTS; k++) {
     const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
@@ -350,19 +384,23 @@ __device__ static void strided_windows(const pool_args &a) {
     call;                                                \
   }
 
-KERNEL(windows_2_1, (small_windows<2, 1>(args)))
-KERNEL(windows_3_1, (small_windows<3, 1>(args)))
-KERNEL(windows_4_1, (small_windows<4, 1>(args)))
-KERNEL(windows_5_1, (small_windows<5, 1>(args)))
-KERNEL(windows_6_1, (small_windows<6, 1>(args)))
-KERNEL(windows_7_1, (small_windows<7, 1>(args)))
-KERNEL(windows_8_1, (small_windows<8, 1>(args)))
-KERNEL(windows_16_1, (small_windows<16, 1>(args)))
-KERNEL(windows_2_2, (small_windows<2, 2>(args)))
-KERNEL(windows_3_2, (small_windows<3, 2>(args)))
-KERNEL(windows_4_2, (small_windows<4, 2>(args)))
-KERNEL(windows_3_3, (small_windows<3, 3>(args)))
-KERNEL(windows_4_4, (small_windows<4, 4>(args)))
+#define SMALL_KERNELS(K, S)                                     \
+  KERNEL(windows_##K##_##S, (small_windows<K, S, false>(args))) \
+  KERNEL(windows_##K##_##S##_uniform, (small_windows<K, S, true>(args)))
+
+SMALL_KERNELS(2, 1)
+SMALL_KERNELS(3, 1)
+SMALL_KERNELS(4, 1)
+SMALL_KERNELS(5, 1)
+SMALL_KERNELS(6, 1)
+SMALL_KERNELS(7, 1)
+SMALL_KERNELS(8, 1)
+SMALL_KERNELS(16, 1)
+SMALL_KERNELS(2, 2)
+SMALL_KERNELS(3, 2)
+SMALL_KERNELS(4, 2)
+SMALL_KERNELS(3, 3)
+SMALL_KERNELS(4, 4)
 KERNEL(windows_any, (any_windows(args)))
 KERNEL(windows_doubled, (doubled_windows(args)))
 KERNEL(windows_warp, (warp_windows(args)))

@@ -16,21 +16,27 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
+#define SMALL(kernel, stride) \
+  { kernel, stride, "windows_" #kernel "_" #stride, "windows_" #kernel "_" #stride "_uniform" }
 static const struct {
   int64_t kernel, stride;
-  const char *name;
-} small_kernels[] = {{2, 1, "windows_2_1"}, {3, 1, "windows_3_1"},   {4, 1, "windows_4_1"},
-                     {5, 1, "windows_5_1"}, {6, 1, "windows_6_1"},   {7, 1, "windows_7_1"},
-                     {8, 1, "windows_8_1"}, {16, 1, "windows_16_1"}, {2, 2, "windows_2_2"},
-                     {3, 2, "windows_3_2"}, {4, 2, "windows_4_2"},   {3, 3, "windows_3_3"},
-                     {4, 4, "windows_4_4"}};
+  const char *name, *uniform;
+} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1),  SMALL(5, 1), SMALL(6, 1),
+                     SMALL(7, 1), SMALL(8, 1), SMALL(16, 1), SMALL(2, 2), SMALL(3, 2),
+                     SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
+
+/* Whether every window is divided by the kernel's size. */
+static bool is_uniform(const onepass_pool_problem *p) {
+  return p->count_include_pad &&
+         (p->pooled - 1) * p->stride + p->kernel <= p->length + 2 * p->padding;
+}
 
 /* Backward at stride 1 is a window, too; at other strides it is not. */
 static const char *small_kernel_of(const onepass_pool_problem *p) {
   if (p->backward && p->stride != 1) return NULL;
   for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
     if (small_kernels[i].kernel == p->kernel && small_kernels[i].stride == p->stride) {
-      return small_kernels[i].name;
+      return is_uniform(p) ? small_kernels[i].uniform : small_kernels[i].name;
     }
   }
   return NULL;

@@ -13,8 +13,8 @@ static int device_in_use = -1;
 
 const char *const gpu_kernel_name[ONEPASS_CUDA_KERNEL_COUNT] = {
     [ONEPASS_CUDA_BEST] = "best",       [ONEPASS_CUDA_WARPS] = "warps",
-    [ONEPASS_CUDA_BLOCKS] = "blocks",   [ONEPASS_CUDA_CLUSTERS] = "clusters",
-    [ONEPASS_CUDA_GRID] = "grid",       [ONEPASS_CUDA_PASSES] = "passes",
+    [ONEPASS_CUDA_BLOCKS] = "blocks",   [ONEPASS_CUDA_RING] = "ring",
+    [ONEPASS_CUDA_STREAM] = "stream",   [ONEPASS_CUDA_PASSES] = "passes",
     [ONEPASS_CUDA_COLUMNS] = "columns", [ONEPASS_CUDA_STRIDED] = "strided",
     [ONEPASS_CUDA_WINDOWS] = "windows",
 };

@@ -56,12 +56,12 @@ static const char *describe_norm(const norm_trial *t) {
   snprintf(
       text, sizeof text,
       "%s %s %s %lldx%lld extras %d %s on %s, asked for %d, alignment %d: %s width %d packs %d "
-      "grid %lld block %d cluster %d shared %zu team %d slice %lld",
+      "grid %lld block %d shared %zu team %d slice %lld",
       of->layer_norm ? "layer_norm" : "l1_norm", of->backward ? "backward" : "forward",
       type_names[of->type], (long long)of->rows, (long long)of->n, of->extras,
       arrangement_names[of->arrangement], t->on->name, (int)t->asked, (int)t->alignment,
       kernel_name(l->kernel), (int)l->width, (int)l->packs, (long long)l->grid, (int)l->block,
-      (int)l->cluster, l->shared, (int)l->team, (long long)l->slice);
+      l->shared, (int)l->team, (long long)l->slice);
   return text;
 }
 
@@ -157,7 +157,8 @@ static void expect_width_is_allowed(const norm_trial *t) {
   NORM(t->alignment != ONEPASS_NORM_ANYWHERE);
   NORM(moves_by_packs(t, 0, t->vec, phased) && moves_by_packs(t, 1, t->vec, phased));
   if (phased) {
-    NORM(l->kernel == ONEPASS_CUDA_BLOCKS || l->kernel == ONEPASS_CUDA_CLUSTERS);
+    NORM(l->kernel == ONEPASS_CUDA_BLOCKS || l->kernel == ONEPASS_CUDA_RING ||
+         l->kernel == ONEPASS_CUDA_STREAM);
   } else {
     NORM(t->alignment == ONEPASS_NORM_ALIGNED);
     NORM(t->of.n % t->vec == 0);
@@ -176,71 +177,84 @@ static void expect_slices_are_the_row(const norm_trial *t, int64_t slices) {
 static void expect_warps(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const bool vector = l->width == ONEPASS_NORM_VECTOR;
-  /* The kernels that are compiled: a lane has 16 elements at most, and backward 8. */
-  const int64_t vec = vector ? t->vec : 1, most = t->of.backward ? 8 : 16;
-  NORM(is_power_of_two(l->packs) && l->packs <= (vector ? least(4, most / vec) : 8));
-  NORM(!vector || !t->of.backward || l->packs <= 2);
-  NORM(is_power_of_two(l->team) && l->team <= 32);
+  const int64_t vec = vector ? t->vec : 1, of_block = l->block / l->team;
+  /* The kernels that are compiled. */
+  NORM(is_power_of_two(l->packs) && l->packs <= (!vector ? 8 : t->of.backward ? 2 : 4));
   NORM(l->block == 256);
+  NORM(is_power_of_two(l->team) && l->team <= 32);
   NORM(l->team * l->packs * vec >= t->of.n);
-  NORM((l->grid - 1) * (l->block / l->team) < t->of.rows);
-  NORM(!t->summed || (int64_t)l->shared >= 8 * t->of.n * t->sums_size);
+  NORM((l->grid - 1) * of_block < t->of.rows);
+  NORM(t->of.backward || l->grid * of_block >= t->of.rows); /* forward a team has one row */
+  NORM(!t->summed || (int64_t)l->shared >= l->block / 32 * t->of.n * t->sums_size);
   NORM(!t->summed || l->parts == l->grid);
+}
+
+/* Packs that a slice may reach into: one that is not aligned starts anywhere in 32 bytes. */
+static int64_t packs_reached(const norm_trial *t, int64_t elements) {
+  const int64_t before = t->launch.width == ONEPASS_NORM_VECTOR ? 0 : 32 / t->size - 1;
+  return divide_up(elements + before, t->vec);
+}
+
+/* Whether all rows of each of so many blocks, or teams, start at the same place of 32 bytes. */
+static bool rows_are_in_phase(const norm_trial *t, int64_t blocks) {
+  const onepass_layout *x = &t->plan.layouts.of[ONEPASS_ROLE_X];
+  return blocks == t->of.rows || t->launch.width == ONEPASS_NORM_VECTOR ||
+         blocks * x->stride[1] * t->size % 32 == 0;
+}
+
+static bool has_f32_weights(const norm_trial *t) {
+  return t->of.layer_norm && (t->of.extras & F32_WEIGHTS) && t->of.type >= F16 &&
+         (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS) ||
+          has(t, ONEPASS_ROLE_DWEIGHT) || has(t, ONEPASS_ROLE_DBIAS));
 }
 
 static void expect_blocks(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
-  const bool scalar = l->width == ONEPASS_NORM_SCALAR;
-  const int64_t vec = scalar ? 1 : t->vec, length = least(l->slice, t->of.n);
-  NORM(l->packs == (scalar ? 8 : 4)); /* PACKS in src/norm/kernels.cu */
-  NORM(l->block <= 512);
-  NORM(l->team == l->cluster);
-  NORM(l->grid / l->team <= t->of.rows);
-  expect_slices_are_the_row(t, l->team);
-  /* A phased slice may start anywhere in its first pack. */
-  const int64_t places = length + (l->width == ONEPASS_NORM_PHASED ? vec - 1 : 0);
-  NORM(l->block * l->packs * vec >= places);
-  NORM(l->slice * t->size % 16 == 0);
-  /* As slice_gradient in src/norm/cuda_blocks.cuh has it. */
-  const bool phased = l->width == ONEPASS_NORM_PHASED;
-  const int arrays = t->summed + (phased && t->of.backward && has(t, ONEPASS_ROLE_WEIGHT));
-  NORM((int64_t)l->shared >= arrays * (l->slice + (phased ? 8 : 0)) * t->sums_size);
-  /* The rows of a block all start at the same place of their 16 bytes. */
-  NORM(!phased || l->grid / l->team == t->of.rows || l->grid / l->team % vec == 0);
-  NORM(!t->summed || l->parts == l->grid / l->team);
+  NORM(!t->of.backward && l->grid == t->of.rows);
+  NORM(l->width == ONEPASS_NORM_VECTOR ||
+       (l->width == ONEPASS_NORM_PHASED && l->wide && !t->of.layer_norm));
+  NORM(l->wide || l->packs == 4 || l->packs == 8);
+  NORM(l->block <= (l->wide ? 1024 : l->broad || l->packs == 8 ? 512 : 256));
+  const int64_t packs = l->wide ? (t->size == 8 ? 3 : 6) + (int64_t)l->chunks : l->packs;
+  NORM(l->block * packs >= packs_reached(t, t->of.n));
+  NORM(!l->wide || !t->of.layer_norm);
+  NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
 }
 
-/* As stream::lay_out in src/norm/cuda_stream.cuh has it. */
-static int64_t stream_shared(const norm_trial *t) {
+static void expect_ring(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
-  const int64_t columns = up_to(l->slice, 8) + 8, slots = ONEPASS_NORM_CHUNK_SLOTS;
-  const int64_t weights = has(t, ONEPASS_ROLE_WEIGHT) + has(t, ONEPASS_ROLE_BIAS);
-  const int64_t arrays = (l->shared_weights ? weights : 0) + t->summed;
-  const int64_t doubles = ONEPASS_NORM_MOST_SUMS + 1 + l->team * t->sums;
-  const int64_t turns = 2, warps = 512 / 32;
-  return (t->of.backward ? 2 : 1) * l->ring * l->block * slots * 16 +
-         arrays * columns * t->sums_size + doubles * 8 + turns * warps * t->sums * t->sums_size;
+  /* The kernels that are compiled; kernels.cu names them narrow and broad. */
+  const int narrow = t->of.backward ? (t->size == 4 ? 3 : 2) : has_f32_weights(t) ? 2 : 3;
+  NORM(l->packs == narrow + l->broad);
+  NORM(l->block <= (l->broad == t->of.backward && (!l->broad || t->size != 4) ? 384 : 512));
+  NORM(l->block * l->packs >= packs_reached(t, t->of.n));
+  NORM((int64_t)l->shared >= (t->of.backward ? 4 : 3) * l->packs * l->block * 16);
+  NORM(l->grid <= t->of.rows && rows_are_in_phase(t, l->grid));
+  NORM(!t->summed || l->parts == l->grid);
 }
 
-static void expect_grid(const norm_trial *t) {
+static void expect_stream(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
+  const int64_t teams = l->grid / l->team;
   expect_slices_are_the_row(t, l->team);
-  NORM(l->grid == l->team);
+  NORM(l->team >= 2 && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
-  NORM(l->block <= 512);
-  /* A slice starts anywhere in its first slot, unless every row is aligned. */
-  const bool aligned = t->alignment == ONEPASS_NORM_ALIGNED && t->of.n % t->vec == 0 &&
-                       moves_by_packs(t, 0, t->vec, false) && moves_by_packs(t, 1, t->vec, false);
-  const int64_t slots = divide_up(l->slice, t->vec) + !aligned;
-  NORM((int64_t)l->chunks * l->block * ONEPASS_NORM_CHUNK_SLOTS >= slots);
-  NORM(l->ring > l->chunks);
-  /* The rows that wait for their sums are all in the ring, and no letter is written over one that a
+  NORM(l->block == 512 + 96);
+  NORM(l->packs == (t->of.backward || has_f32_weights(t) || t->size == 8 ? 2
+                    : t->size == 2                                       ? 3
+                                                                         : 4));
+  NORM(512 * (int64_t)l->packs >= packs_reached(t, l->slice));
+  NORM(l->slice * t->size % 128 == 0);
+  /* One slice is on its way while others wait for their sums, and no letter is written over one that a
    * slower block has yet to read. */
-  NORM(l->lookahead >= 0 && l->ring >= (l->lookahead + 1) * l->chunks);
-  NORM(2 * l->lookahead + 2 <= ONEPASS_NORM_MAIL_SLOTS);
-  NORM((int64_t)l->mail_size == ONEPASS_NORM_MAIL_SLOTS * l->team * 2 * t->sums * 8);
-  NORM((int64_t)l->shared >= stream_shared(t));
-  NORM(!t->summed || l->parts == 1);
+  NORM(l->lookahead >= 1 && l->lookahead + 2 == l->ring && l->lookahead + 2 < 32);
+  NORM(2 * (l->lookahead + 2) <= ONEPASS_NORM_MAIL_SLOTS);
+  NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * 512 * 16);
+  NORM((int64_t)l->mail_size ==
+       ONEPASS_NORM_MAIL_SLOTS * l->grid * t->sums * (t->sums_size / 4) * 8);
+  NORM(teams <= t->of.rows);
+  NORM(!t->of.layer_norm || rows_are_in_phase(t, teams));
+  NORM(!t->summed || l->parts == teams);
 }
 
 static void expect_passes(const norm_trial *t) {
@@ -319,15 +333,13 @@ static void expect_launch(const norm_trial *t) {
   const onepass_cuda_properties *device = &t->on->properties;
   const bool saves = has(t, ONEPASS_ROLE_MEAN) && !t->of.backward;
   const bool works = t->of.rows > 0 && (t->of.n > 0 || saves);
-  const int64_t static_shared = 1024; /* team_memory in cuda_blocks.cuh is smaller */
+  /* More than stream_memory in cuda_stream.cuh, and than what the others sum blocks in. */
+  const int64_t static_shared = l->kernel == ONEPASS_CUDA_STREAM ? 16384 : 1536;
   NORM(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   NORM(l->grid <= INT32_MAX && l->grid >= (works ? 1 : 0));
   NORM(l->block > 0 && l->block <= 1024 && l->block % 32 == 0);
-  NORM((int64_t)l->shared + (l->kernel == ONEPASS_CUDA_GRID ? 0 : static_shared) <=
-       device->shared_block);
-  NORM(is_power_of_two(l->cluster) && l->cluster <= 16 && l->grid % l->cluster == 0);
-  NORM(l->cluster == 1 || (l->kernel == ONEPASS_CUDA_CLUSTERS && device->major >= 9));
-  NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_GRID));
+  NORM((int64_t)l->shared + static_shared <= device->shared_block);
+  NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_STREAM));
   expect_width_is_allowed(t);
   expect_workspace(t);
   switch (l->kernel) {
@@ -335,11 +347,13 @@ static void expect_launch(const norm_trial *t) {
       expect_warps(t);
       break;
     case ONEPASS_CUDA_BLOCKS:
-    case ONEPASS_CUDA_CLUSTERS:
       expect_blocks(t);
       break;
-    case ONEPASS_CUDA_GRID:
-      expect_grid(t);
+    case ONEPASS_CUDA_RING:
+      expect_ring(t);
+      break;
+    case ONEPASS_CUDA_STREAM:
+      expect_stream(t);
       break;
     case ONEPASS_CUDA_PASSES:
       expect_passes(t);
@@ -357,13 +371,13 @@ static void expect_launch(const norm_trial *t) {
 
 static bool same_launch(const onepass_norm_launch *a, const onepass_norm_launch *b) {
   return a->kernel == b->kernel && a->width == b->width && a->packs == b->packs &&
-         a->grid == b->grid && a->block == b->block && a->cluster == b->cluster &&
+         a->grid == b->grid && a->block == b->block && a->wide == b->wide && a->broad == b->broad &&
          a->cooperative == b->cooperative && a->shared == b->shared && a->team == b->team &&
-         a->chunks == b->chunks && a->ring == b->ring && a->shared_weights == b->shared_weights &&
-         a->lookahead == b->lookahead && a->slice == b->slice && a->segments == b->segments &&
-         a->row_group == b->row_group && a->apply_grid == b->apply_grid && a->parts == b->parts &&
-         a->adders == b->adders && a->mail_at == b->mail_at && a->mail_size == b->mail_size &&
-         a->sums_at == b->sums_at && a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
+         a->chunks == b->chunks && a->ring == b->ring && a->lookahead == b->lookahead &&
+         a->slice == b->slice && a->segments == b->segments && a->row_group == b->row_group &&
+         a->apply_grid == b->apply_grid && a->parts == b->parts && a->adders == b->adders &&
+         a->mail_at == b->mail_at && a->mail_size == b->mail_size && a->sums_at == b->sums_at &&
+         a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
          a->workspace == b->workspace && a->launches == b->launches;
 }
 
@@ -437,8 +451,7 @@ static int64_t kind_of_best(norm_trial *t, int64_t n) {
   t->alignment = ONEPASS_NORM_ALIGNED;
   if (!choose_norm(t)) return -1;
   const onepass_norm_launch *l = &t->launch;
-  const int64_t team = l->kernel == ONEPASS_CUDA_CLUSTERS ? l->team : 0;
-  return ((l->kernel * 4 + l->width) * 16 + l->packs) * 32 + team;
+  return ((l->kernel * 4 + l->width) * 16 + l->packs) * 2 + l->wide;
 }
 
 /* Somewhere from low to high, in steps of 8, the choice becomes another: there, and around it. */
@@ -497,16 +510,16 @@ static const struct {
   int64_t rows, n;
   const char *forward[2], *backward[2];
 } measured[] = {
-    {false, 32768, 65535, {"passes", "passes"}, {"passes", "passes"}},
+    {false, 32768, 65535, {"blocks", "blocks"}, {"stream", "stream"}},
     {true, 16, 4194304, {"passes", "passes"}, {"passes", "passes"}},
     {true, 1048576, 128, {"warps", "warps"}, {"warps", "warps"}},
-    {true, 32768, 1024, {"blocks", "blocks"}, {"blocks", "blocks"}},
-    {true, 16384, 4096, {"blocks", "blocks"}, {"blocks", "blocks"}},
-    {true, 16384, 4095, {"blocks", "blocks"}, {"blocks", "blocks"}},
-    {true, 8192, 8192, {"blocks", "blocks"}, {"blocks", "blocks"}},
-    {true, 4096, 16384, {"clusters", "blocks"}, {"clusters", "blocks"}},
-    {true, 2048, 65536, {"passes", "passes"}, {"passes", "passes"}},
-    {true, 256, 1048576, {"passes", "passes"}, {"passes", "passes"}},
+    {true, 32768, 1024, {"blocks", "blocks"}, {"ring", "ring"}},
+    {true, 16384, 4096, {"blocks", "blocks"}, {"ring", "ring"}},
+    {true, 16384, 4095, {"ring", "ring"}, {"ring", "ring"}},
+    {true, 8192, 8192, {"blocks", "blocks"}, {"ring", "ring"}},
+    {true, 4096, 16384, {"blocks", "blocks"}, {"stream", "stream"}},
+    {true, 2048, 65536, {"stream", "stream"}, {"stream", "stream"}},
+    {true, 256, 1048576, {"stream", "stream"}, {"passes", "stream"}},
 };
 
 static const struct {
@@ -516,11 +529,13 @@ static const struct {
 } others[] = {
     {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 1}, "warps"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 4096}, "blocks"},
-    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "clusters"},
-    {H200, {true, true, F32, EVERYTHING, COMPACT, 1, 65536}, "clusters"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "stream"},
+    {H200, {true, true, F32, EVERYTHING, COMPACT, 1, 65536}, "stream"},
     {H200, {false, false, F64, 0, COMPACT, 1, 1000000}, "passes"},
+    {H200, {false, false, F64, 0, COMPACT, 1, 250000}, "stream"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 1, (int64_t)1 << 31}, "passes"},
-    {H200, {true, false, F32, EVERYTHING, APART, 16384, 4095}, "blocks"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 256, 1048575}, "passes"},
+    {H200, {true, false, F32, EVERYTHING, APART, 16384, 4095}, "passes"},
     {H200, {false, false, F32, 0, ACROSS, 65536, 64}, "columns"},
     {H200, {false, true, F16, 0, ACROSS_ODD, 65536, 64}, "columns"},
     {H200, {true, false, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
@@ -528,9 +543,9 @@ static const struct {
     {H200, {true, false, F32, EVERYTHING, SPREAD_SCALE, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 0, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 4096, 0}, "strided"},
-    {A100, {true, false, F32, EVERYTHING, COMPACT, 4096, 16384}, "passes"},
-    {A100, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "passes"},
-    {SMALL, {true, true, F32, EVERYTHING, COMPACT, 16384, 4096}, "blocks"},
+    {A100, {true, false, F32, EVERYTHING, COMPACT, 4096, 16384}, "blocks"},
+    {A100, {true, false, F32, EVERYTHING, COMPACT, 1, 65536}, "stream"},
+    {SMALL, {true, true, F32, EVERYTHING, COMPACT, 16384, 4096}, "ring"},
     {B200, {true, false, BF16, EVERYTHING, COMPACT, 4096, 16384}, "blocks"},
     {DESKTOP, {true, false, BF16, EVERYTHING, COMPACT, 4096, 16384}, "blocks"},
 };
@@ -570,18 +585,19 @@ static void test_a_kernel_that_cannot_do_it_is_refused(void) {
   } refused[] = {
       {H200, {true, false, F32, 0, COMPACT, 1000, 513}, ONEPASS_CUDA_WARPS},
       {H200, {true, false, F32, 0, COMPACT, 1000, 100000}, ONEPASS_CUDA_BLOCKS},
-      {H200, {true, false, F32, 0, COMPACT, 1000, 4194304}, ONEPASS_CUDA_CLUSTERS},
-      {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_CLUSTERS},
-      {A100, {true, false, F32, 0, COMPACT, 1000, 16384}, ONEPASS_CUDA_CLUSTERS},
-      {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_GRID},
-      {H200, {true, false, F32, 0, COMPACT, 4, (int64_t)1 << 28}, ONEPASS_CUDA_GRID},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 4095}, ONEPASS_CUDA_BLOCKS},
+      {H200, {true, true, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_BLOCKS},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 16384}, ONEPASS_CUDA_RING},
+      {H200, {true, false, F32, 0, APART, 1000, 4095}, ONEPASS_CUDA_RING},
+      {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_STREAM},
+      {H200, {true, false, F32, 0, COMPACT, 4, (int64_t)1 << 28}, ONEPASS_CUDA_STREAM},
       {H200, {true, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
       {H200, {true, false, F32, 0, ACROSS, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
       {H200, {false, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
       {H200, {false, false, F32, 0, SPREAD, 1000, 100}, ONEPASS_CUDA_WARPS},
       {H200, {false, false, F32, 0, SPREAD, 1000, 4096}, ONEPASS_CUDA_BLOCKS},
-      {H200, {false, false, F32, 0, SPREAD, 1000, 16384}, ONEPASS_CUDA_CLUSTERS},
-      {H200, {false, false, F32, 0, SPREAD, 1000, 65536}, ONEPASS_CUDA_GRID},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 4096}, ONEPASS_CUDA_RING},
+      {H200, {false, false, F32, 0, SPREAD, 1000, 65536}, ONEPASS_CUDA_STREAM},
       {H200, {false, false, F32, 0, SPREAD, 1000, 65536}, ONEPASS_CUDA_PASSES},
       {H200, {true, false, F32, WEIGHT, SPREAD_SCALE, 1000, 65536}, ONEPASS_CUDA_PASSES},
       {H200, {true, false, F32, 0, COMPACT, 0, 4096}, ONEPASS_CUDA_PASSES},
@@ -599,17 +615,16 @@ static void test_a_kernel_that_cannot_do_it_is_refused(void) {
 
 static void test_kernels_say_their_names(void) {
   static const char *const names[ONEPASS_CUDA_KERNEL_COUNT] = {
-      "best", "warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows"};
+      "best", "warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows"};
   for (int i = 0; i < ONEPASS_CUDA_KERNEL_COUNT; i++) {
     EXPECT_TEXT(onepass_cuda_kernel_name((onepass_cuda_kernel)i), names[i]);
   }
 }
 
-/* Windows are for pools, and `grid` only runs where it is asked for: it never was the fastest. */
+/* Windows are for pools. */
 static void test_each_rung_is_the_best_of_some_problem(void) {
   for (int i = ONEPASS_CUDA_WARPS; i < ONEPASS_CUDA_WINDOWS; i++) {
-    EXPECT(is_best_for_some[i] == (i != ONEPASS_CUDA_GRID), "%s",
-           onepass_cuda_kernel_name((onepass_cuda_kernel)i));
+    EXPECT(is_best_for_some[i], "%s", onepass_cuda_kernel_name((onepass_cuda_kernel)i));
   }
 }
 

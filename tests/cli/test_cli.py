@@ -18,7 +18,7 @@ assert CLI, "set ONEPASS_CLI to the path of the onepass command"
 KEYS = {"op", "dir", "dtype", "shape", "device", "threads", "ms", "gbps", "copy_ms", "of_copy",
         "max_err"}
 GPU_KEYS = {"grid", "block", "cluster", "shared", "launches", "host_us", "kernel", "workspace"}
-GPU_KERNELS = ["warps", "blocks", "clusters", "grid", "passes", "columns", "strided", "windows"]
+GPU_KERNELS = ["warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows"]
 
 
 def onepass(*arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
@@ -91,7 +91,7 @@ MISTAKES = [
     (["bench", "--dtype", "int8"], "int8"),
     (["bench", "--dir", "sideways"], "sideways"),
     (["bench", "--device", "abacus"], "abacus"),
-    (["bench", "--device", "cpu", "--cuda-kernel", "grid"], "grid"),
+    (["bench", "--device", "cpu", "--cuda-kernel", "ring"], "ring"),
     (["bench", "--cuda-kernel", "abacus"], "abacus"),
     (["bench", "--threads", "-1"], "-1"),
     (["bench", "--threads", "two"], "two"),
