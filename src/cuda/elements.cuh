@@ -78,31 +78,38 @@ struct streaming<2> {
   typedef unsigned short word;
 };
 
-template <class T, int N>
-__device__ inline pack<T, N> load_once(const T *p) {
-  typedef typename streaming<sizeof(T) * N>::word word;
-  union {
-    word raw;
-    pack<T, N> elements;
-  } u;
-  if constexpr (sizeof(T) * N == 16) {
+template <int BYTES>
+__device__ inline typename streaming<BYTES>::word load_word_once(const void *p) {
+  typename streaming<BYTES>::word raw;
+  if constexpr (BYTES == 16) {
     asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(u.raw.x), "=r"(u.raw.y), "=r"(u.raw.z), "=r"(u.raw.w)
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(p));
   } else {
-    u.raw = __ldcs((const word *)p);
+    raw = __ldcs((const typename streaming<BYTES>::word *)p);
   }
+  return raw;
+}
+
+template <class T, int N>
+__device__ inline pack<T, N> load_once(const T *p) {
+  union {
+    typename streaming<sizeof(T) * N>::word raw;
+    pack<T, N> elements;
+  } u;
+  u.raw = load_word_once<sizeof(T) * N>(p);
   return u.elements;
 }
 
-/* Zeros, of all types alike. */
+/* Or zeros. The choice is between words, or else the compiler would make it for every element. */
 template <class T, int N>
-__device__ inline pack<T, N> no_elements() {
+__device__ inline pack<T, N> load_once_if(bool there, const T *p) {
   union {
     typename streaming<sizeof(T) * N>::word raw;
     pack<T, N> elements;
   } u;
   u.raw = {};
+  if (there) u.raw = load_word_once<sizeof(T) * N>(p);
   return u.elements;
 }
 

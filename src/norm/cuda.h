@@ -16,6 +16,11 @@ enum { ONEPASS_NORM_MOST_SUMS = 3 };
  * writing, so that none is written over before all have read it. */
 enum { ONEPASS_NORM_MAIL_SLOTS = 64 };
 
+/* What the statistic is made with, in a type of sums. */
+typedef struct onepass_norm_numbers32 {
+  float eps, share, one_over_n;
+} onepass_norm_numbers32;
+
 /* The argument of every kernel; each uses its part. */
 typedef struct onepass_norm_args {
   onepass_buffers at;
@@ -23,6 +28,7 @@ typedef struct onepass_norm_args {
   double eps;
   double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;
+  onepass_norm_numbers32 f32; /* the same three: converting them would take a kernel as long as a row */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */
   int32_t chunks;           /* wide: packs of a thread in shared memory */

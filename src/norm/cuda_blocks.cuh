@@ -55,11 +55,19 @@ __device__ inline void blocks_forward(const norm_args &a) {
   C guess = MOMENTS ? guess_mean(x, n) : 0;
   pack<W, VEC> weight[EARLY ? PACKS : 1], bias[EARLY ? PACKS : 1];
   if constexpr (EARLY) {
+    const auto load = [&](const void *weights, const void *biases) {
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (at(i) >= n) continue;
-      weight[i] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
-      bias[i] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
+      for (int i = 0; i < PACKS; i++) {
+        if (at(i) >= n) continue;
+        weight[i] = aligned_weights<W, VEC>(weights, at(i), 1);
+        bias[i] = aligned_weights<W, VEC>(biases, at(i), 0);
+      }
+    };
+    if (a.at.weight && a.at.bias) { /* looked at once */
+      __builtin_assume(a.at.weight && a.at.bias);
+      load(a.at.weight, a.at.bias);
+    } else {
+      load(a.at.weight, a.at.bias);
     }
   }
   row_scale<C> scale;
@@ -142,7 +150,7 @@ __device__ inline void wide_row(const norm_args &a, const T *x, const SPAN &span
   C none = 0;
   find_scale<false, T>(scale, sum_block(mine, of_warps), none, true, a);
   T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, blockIdx.x);
-  const pack<T, VEC> weightless = no_elements<T, VEC>();
+  const pack<T, VEC> weightless = held[0]; /* not looked at */
   const auto write = [&](const pack<T, VEC> &elements, int at) {
     store_span(y, apply_forward<false, T, T>(elements, weightless, weightless, scale), at, span);
   };

@@ -11,6 +11,20 @@ typedef onepass_norm_args norm_args;
 enum { WARP = 32 };
 #define ALL_LANES 0xffffffffu
 
+/* The numbers of the statistic in the type of sums. */
+template <class C>
+__device__ inline C eps_of(const norm_args &a) {
+  return sizeof(C) == 4 ? a.f32.eps : (C)a.eps;
+}
+template <class C>
+__device__ inline C share_of(const norm_args &a) {
+  return sizeof(C) == 4 ? a.f32.share : (C)a.share;
+}
+template <class C>
+__device__ inline C one_over_n(const norm_args &a) {
+  return sizeof(C) == 4 ? a.f32.one_over_n : (C)a.one_over_n;
+}
+
 /* ---- Where things are ------------------------------------------------------------------------ */
 
 __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t position) {
@@ -108,8 +122,14 @@ template <class S>
 __device__ inline S sum_block(S mine, S *of_warps) {
   const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
   mine = sum_lanes(mine, WARP);
+  if (warps == 1) return mine;
   if (lane == 0) of_warps[threadIdx.x / WARP] = mine;
   __syncthreads();
+  if (warps <= 4) { /* every thread for itself */
+    mine = of_warps[0];
+    for (int warp = 1; warp < warps; warp++) mine.merge(of_warps[warp]);
+    return mine;
+  }
   if (lane < warps) {
     mine = of_warps[lane];
   } else {
@@ -169,15 +189,15 @@ __device__ inline void add_product(plain_sums<C, SUMS> &mine, C x, C dy, C w, C 
   }
 }
 
-/* The mean, as `about` and what is to be added, and the squares about it, of `count` numbers. */
+/* The mean, as `about` and what is to be added, and the squares about it, of some numbers. */
 template <class C>
 struct row_moments {
   C about, more, squares;
   bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
-  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C count) {
-    const C of_mean = sums.v[0] * (sums.v[0] / count);
+  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count) {
     about = from;
-    more = sums.v[0] / count;
+    more = sums.v[0] * one_over_count;
+    const C of_mean = sums.v[0] * more;
     squares = sums.v[1] - of_mean;
     lossy = !(of_mean <= 4 * squares);
     if (squares < 0) squares = 0;

@@ -57,7 +57,7 @@ __device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &v
     }
   }
   __syncthreads(); /* the first sums have been read */
-  return row_moments<C>(sum_block(mine, of_warps), about, (C)length);
+  return row_moments<C>(sum_block(mine, of_warps), about, 1 / (C)length);
 }
 
 /* A block sums one segment, `slice` elements, of one row; neighbouring blocks the same segment of all
@@ -130,7 +130,7 @@ __device__ inline void passes_gather(const norm_args &a) {
   double *to = a.sums + (row * a.segments + segment) * SUMS;
   const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
   if constexpr (MOMENTS && !BACKWARD) {
-    row_moments<C> found(all, first, (C)length);
+    row_moments<C> found(all, first, 1 / (C)length);
     if (found.lossy)
       found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
     if (threadIdx.x == 0) {

@@ -221,18 +221,18 @@ template <bool MOMENTS, class T, class C, int SUMS>
 __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS> &sums, C &guess,
                                   bool again, const norm_args &a) {
   if constexpr (MOMENTS) {
-    const row_moments<C> found(sums, guess, (C)a.elements.count);
+    const row_moments<C> found(sums, guess, one_over_n<C>(a));
     if (found.lossy && !again) {
       guess = rounded<T>(guess + found.more);
       return false;
     }
-    scale.scale = one_over_root(found.squares * (C)a.one_over_n + (C)a.eps);
+    scale.scale = one_over_root(found.squares * one_over_n<C>(a) + eps_of<C>(a));
     scale.shift = guess;
     scale.offset = -found.more * scale.scale;
     scale.denominator = guess + found.more; /* the mean */
   } else {
     scale = {};
-    scale.denominator = sums.v[0] * (C)a.share + (C)a.eps;
+    scale.denominator = sums.v[0] * share_of<C>(a) + eps_of<C>(a);
     scale.scale = 1 / scale.denominator;
     scale.divide = !is_normal(scale.scale);
   }
@@ -252,13 +252,13 @@ __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums,
   if constexpr (MOMENTS) {
     row.mean = mean;
     row.rstd = rstd;
-    row.offset = -sums.v[2] * (C)a.one_over_n;
-    row.by_z = -rstd * (sums.v[1] + row.offset * sums.v[0]) * (C)a.one_over_n;
-    row.constant = -rstd * sums.v[0] * (C)a.one_over_n;
+    row.offset = -sums.v[2] * one_over_n<C>(a);
+    row.by_z = -rstd * (sums.v[1] + row.offset * sums.v[0]) * one_over_n<C>(a);
+    row.constant = -rstd * sums.v[0] * one_over_n<C>(a);
   } else {
-    row.denominator = sums.v[0] * (C)a.share + (C)a.eps;
+    row.denominator = sums.v[0] * share_of<C>(a) + eps_of<C>(a);
     row.scale = 1 / row.denominator;
-    row.slope = sums.v[1] * (C)a.share / row.denominator / row.denominator;
+    row.slope = sums.v[1] * share_of<C>(a) / row.denominator / row.denominator;
     row.divide = !is_normal(row.scale);
   }
   return row;

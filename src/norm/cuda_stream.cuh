@@ -1,7 +1,7 @@
 /* Rows that a team of blocks shares: each has a slice of all of its team's rows, and the slices of several
  * rows flow through its shared memory.
  *
- * The first STREAM_WORKERS threads of a block work. Worker t has the packs t, t + workers, ... of every
+ * The first threads of a block work. Worker t has the packs t, t + workers, ... of every
  * slice, at most PACKS of them, in places of its own. In one step it asks for the slice of a row that is
  * far ahead, gathers the sums of one that has arrived, and writes the results of one whose sums have come
  * back from the team; in between, `lookahead` rows wait for theirs. Nothing but sums makes warps wait for
@@ -21,12 +21,14 @@
 
 /* launch_cuda.c knows them, too. */
 enum {
-  STREAM_WORKERS = 512,
   STREAM_READERS = 2,    /* warps that wait for letters */
   STREAM_ON_THE_WAY = 1, /* of the slices that were asked for, besides those that have arrived */
-  STREAM_THREADS = STREAM_WORKERS + (1 + STREAM_READERS) * WARP,
+  STREAM_OTHERS = (1 + STREAM_READERS) * WARP,
   STREAM_ROWS = 32 /* more than can be between gathering and writing */
 };
+
+/* Forward, more threads would have too few registers for their weights each. */
+__host__ __device__ constexpr int stream_workers(bool backward) { return backward ? 512 : 416; }
 
 /* ---- Barriers in shared memory ---------------------------------------------------------------------- */
 
@@ -104,8 +106,9 @@ struct row_result<C, true> {
 
 template <class C, int SUMS, bool BACKWARD>
 struct stream_memory {
-  plain_sums<C, SUMS> of_warps[STREAM_ROWS][STREAM_WORKERS / WARP];
-  C elements_of_warps[STREAM_WORKERS / WARP];
+  static const int WARPS = stream_workers(BACKWARD) / WARP;
+  plain_sums<C, SUMS> of_warps[STREAM_ROWS][WARPS];
+  C elements_of_warps[WARPS];
   row_result<C, BACKWARD> results[STREAM_ROWS];
   unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
 };
@@ -117,7 +120,7 @@ struct stream {
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
   static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
-  static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
+  static const int WORKERS = stream_workers(BACKWARD), WARPS = WORKERS / WARP, AT_ONCE = 4;
   typedef plain_sums<C, SUMS> sums_type;
   typedef stream_memory<C, SUMS, BACKWARD> memory_type;
 
@@ -244,7 +247,7 @@ struct stream {
     if constexpr (BACKWARD) {
       result.gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
     } else if constexpr (MOMENTS) {
-      result.scale.scale = one_over_root(sums.v[1] * (C)a.one_over_n + (C)a.eps);
+      result.scale.scale = one_over_root(sums.v[1] * one_over_n<C>(a) + eps_of<C>(a));
       result.scale.shift = mean;
       result.scale.offset = -sums.v[0] * result.scale.scale;
       result.scale.denominator = mean + sums.v[0]; /* the mean */
@@ -265,7 +268,7 @@ struct stream {
     count.clear();
     for (int i = 0; i < PACKS; i++) {
       for (int j = 0; j < VEC; j++) {
-        const int position = (int)(threadIdx.x + i * STREAM_WORKERS) * VEC + j;
+        const int position = (int)(threadIdx.x + i * WORKERS) * VEC + j;
         if (span.has(position)) count.v[0] += 1;
       }
     }
@@ -273,7 +276,7 @@ struct stream {
   }
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
+    const thread_ring<T, PACKS, TENSORS> ring(places, WORKERS);
     const block_rows<T> dy_rows(a, a.at.dy, ONEPASS_ROLE_DY),
         out_rows(a, BACKWARD ? a.at.dx : a.at.y, BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y);
     const auto span_of = [&](int i) {
@@ -310,7 +313,7 @@ struct stream {
         }
       }
     }
-    const C in_warp = FORWARD_MOMENTS ? elements_of_warp(first_span) : 0;
+    const C in_warp = FORWARD_MOMENTS ? elements_of_warp(first_span) : 0, one_over = 1 / in_warp;
     if (FORWARD_MOMENTS && threadIdx.x % WARP == 0)
       memory.elements_of_warps[threadIdx.x / WARP] = in_warp;
 
@@ -347,7 +350,7 @@ struct stream {
         if constexpr (FORWARD_MOMENTS) {
           /* The warp's own moments: its part of the row may be far from the guess. */
           if (in_warp == 0) break;
-          const row_moments<C> found(mine, guess, in_warp);
+          const row_moments<C> found(mine, guess, one_over);
           if (found.lossy && !again) {
             guess = rounded<T>(guess + found.more);
             continue;

@@ -152,11 +152,11 @@ __device__ inline void strided_forward(const norm_args &a) {
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
       C about = n ? at.get(a.at.x, ONEPASS_ROLE_X, 0) : 0;
-      row_moments<C> found(sum_block(at.deviations(about), of_deviations), about, (C)n);
+      row_moments<C> found(sum_block(at.deviations(about), of_deviations), about, 1 / (C)n);
       if (found.lossy && n) {
         about += found.more;
         __syncthreads(); /* the first sums have been read */
-        found = row_moments<C>(sum_block(at.deviations(about), of_deviations), about, (C)n);
+        found = row_moments<C>(sum_block(at.deviations(about), of_deviations), about, 1 / (C)n);
       }
       const double mean = n ? (double)found.about + (double)found.more : nan("");
       scale = scale_by_moments<C>(mean, found.squares, a);

@@ -17,13 +17,15 @@ enum { WARPS_MOST_THREADS = 256 };
 /* A lane's place in its row. */
 struct team_lane {
   int team, lane;
-  int64_t row;      /* of the block's teams, which this one has */
-  int64_t of_block; /* teams of a block */
-  __device__ team_lane(const norm_args &a)
-      : team(a.team),
-        lane(threadIdx.x % a.team),
-        row(threadIdx.x / a.team),
-        of_block(blockDim.x / a.team) {}
+  int row;      /* of the block's teams, which this one has */
+  int of_block; /* teams of a block */
+  __device__ team_lane(const norm_args &a) {
+    const int shift = 31 - __clz(a.team); /* it is a power of two */
+    team = a.team;
+    lane = threadIdx.x & (a.team - 1);
+    row = threadIdx.x >> shift;
+    of_block = blockDim.x >> shift;
+  }
   __device__ int column(int i, int vec) const { return (lane + i * team) * vec; }
 };
 
@@ -33,7 +35,8 @@ __device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const T *row, const t
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int column = w.column(i, VEC);
-    to[i] = active && column < n ? load_once<T, VEC>(row + column) : no_elements<T, VEC>();
+    to[i] = load_once_if<T, VEC>(active && column < n, row + column);
+    stay_packed(to[i]);
   }
 }
 
@@ -65,7 +68,7 @@ __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 2 : 1, n = (int)a.elements.count;
   const team_lane w(a);
-  const int64_t row = blockIdx.x * w.of_block + w.row;
+  const int64_t row = (int64_t)blockIdx.x * w.of_block + w.row;
   const bool active = row < a.rows.count;
   pack<T, VEC> x[PACKS];
   load_row(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
@@ -151,8 +154,8 @@ __device__ inline void warps_backward(const norm_args &a) {
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }
   }
-  const int64_t step = gridDim.x * w.of_block * ROWS;
-  for (int64_t block_first = blockIdx.x * w.of_block * ROWS; block_first < a.rows.count;
+  const int64_t step = (int64_t)gridDim.x * w.of_block * ROWS;
+  for (int64_t block_first = (int64_t)blockIdx.x * w.of_block * ROWS; block_first < a.rows.count;
        block_first += step) {
     const int64_t first = block_first + w.row * ROWS;
     pack<T, VEC> x[ROWS][PACKS], dy[ROWS][PACKS];

@@ -235,21 +235,19 @@ static void expect_ring(const norm_trial *t) {
 
 static void expect_stream(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
-  const int64_t teams = l->grid / l->team;
+  const int64_t teams = l->grid / l->team, workers = t->of.backward ? 512 : 416;
   expect_slices_are_the_row(t, l->team);
   NORM(l->team >= 2 && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
-  NORM(l->block == 512 + 96);
-  NORM(l->packs == (t->of.backward || has_f32_weights(t) || t->size == 8 ? 2
-                    : t->size == 2                                       ? 3
-                                                                         : 4));
-  NORM(512 * (int64_t)l->packs >= packs_reached(t, l->slice));
+  NORM(l->block == workers + 96);
+  NORM(l->packs == (t->of.backward ? 2 : has_f32_weights(t) || t->size == 8 ? 3 : 5));
+  NORM(workers * l->packs >= packs_reached(t, l->slice));
   NORM(l->slice * t->size % 128 == 0);
   /* One slice is on its way while others wait for their sums, and no letter is written over one that a
    * slower block has yet to read. */
   NORM(l->lookahead >= 1 && l->lookahead + 2 == l->ring && l->lookahead + 2 < 32);
   NORM(2 * (l->lookahead + 2) <= ONEPASS_NORM_MAIL_SLOTS);
-  NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * 512 * 16);
+  NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * workers * 16);
   NORM((int64_t)l->mail_size ==
        ONEPASS_NORM_MAIL_SLOTS * l->grid * t->sums * (t->sums_size / 4) * 8);
   NORM(teams <= t->of.rows);
