@@ -53,7 +53,8 @@ struct packs {
   KERNEL(256, name##_backward_scalar_1, (warps_backward<element, sums, MOMENTS, 1, 1, 2>(args))) \
   KERNEL(256, name##_backward_scalar_2, (warps_backward<element, sums, MOMENTS, 1, 2, 2>(args))) \
   KERNEL(256, name##_backward_scalar_4, (warps_backward<element, sums, MOMENTS, 1, 4, 1>(args))) \
-  KERNEL(256, name##_backward_scalar_8, (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
+  KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
+            (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
 #define WARPS_KERNELS(name, suffix, W, MOMENTS)                     \
   KERNEL(256, name##_forward_vector_1##suffix,                      \
@@ -85,9 +86,9 @@ struct packs {
   KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                               \
             op##_ring_backward_broad##suffix,                                                    \
             (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))  \
-  KERNEL_AT(stream_workers(false) + STREAM_OTHERS, 1, op##_stream_forward##suffix,                                      \
+  KERNEL_AT(stream_workers(false) + STREAM_OTHERS, 1, op##_stream_forward##suffix,               \
             (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args)))  \
-  KERNEL_AT(stream_workers(true) + STREAM_OTHERS, 1, op##_stream_backward##suffix,                                     \
+  KERNEL_AT(stream_workers(true) + STREAM_OTHERS, 1, op##_stream_backward##suffix,               \
             (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
 #define KERNELS_OF(op, MOMENTS)                                                             \
