@@ -28,7 +28,8 @@ typedef struct onepass_norm_args {
   double eps;
   double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;
-  onepass_norm_numbers32 f32; /* the same three: converting them would take a kernel as long as a row */
+  onepass_norm_numbers32
+      f32;      /* the same three: converting them would take a kernel as long as a row */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */
   int32_t chunks;           /* wide: packs of a thread in shared memory */

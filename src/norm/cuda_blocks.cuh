@@ -12,15 +12,18 @@
 
 /* Packs of a thread in its registers; launch_cuda.c knows them, too. */
 enum {
-  BLOCKS_EARLY_THREADS = 256,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8, /* of rows that fill a multiprocessor */
   WIDE_MOST_THREADS = 1024
 };
 
+/* Blocks of up to so many threads ask for weights together with the row; in larger ones they would take the
+ * registers of another block. */
+__host__ __device__ constexpr int blocks_early_threads(int vec) { return vec == 8 ? 128 : 256; }
+
 /* Of a thread's packs, those that wait in its registers. */
-__host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 6; }
+__host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : vec == 8 ? 5 : 6; }
 
 /* Where one row fills a multiprocessor, asks for the one that comes to it next. */
 template <class T>

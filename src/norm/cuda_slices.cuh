@@ -95,14 +95,24 @@ __device__ inline void add_forward(plain_sums<C, SUMS> &mine, const C (&v)[N], C
 template <class T, int VEC>
 __device__ inline int fill_outside(pack<T, VEC> &elements, int at, const slice_span<T> &span,
                                    T with) {
-  int filled = 0;
+  if constexpr (sizeof(T) == 2) { /* by words, or else every half would be cut out of its word */
+    unsigned *words = (unsigned *)&elements;
+    const pack<T, 2> two = {with, with};
+    const unsigned fill = *(const unsigned *)&two;
 #pragma unroll
-  for (int j = 0; j < VEC; j++) {
-    if (span.has(at + j)) continue;
-    elements.v[j] = with;
-    filled++;
+    for (int j = 0; j < VEC; j += 2) {
+      const unsigned keep =
+          (span.has(at + j) ? 0xffffu : 0) | (span.has(at + j + 1) ? 0xffff0000u : 0);
+      words[j / 2] = (words[j / 2] & keep) | (fill & ~keep);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      if (!span.has(at + j)) elements.v[j] = with;
+    }
   }
-  return filled;
+  const int before = span.begin - at, behind = at + VEC - span.end;
+  return (before > 0 ? before : 0) + (behind > 0 ? behind : 0);
 }
 template <class T, int VEC>
 __device__ inline int fill_outside(pack<T, VEC> &, int, const whole_span<T> &, T) {

@@ -21,14 +21,12 @@
 
 /* launch_cuda.c knows them, too. */
 enum {
+  STREAM_WORKERS = 512,
   STREAM_READERS = 2,    /* warps that wait for letters */
   STREAM_ON_THE_WAY = 1, /* of the slices that were asked for, besides those that have arrived */
-  STREAM_OTHERS = (1 + STREAM_READERS) * WARP,
+  STREAM_THREADS = STREAM_WORKERS + (1 + STREAM_READERS) * WARP,
   STREAM_ROWS = 32 /* more than can be between gathering and writing */
 };
-
-/* Forward, more threads would have too few registers for their weights each. */
-__host__ __device__ constexpr int stream_workers(bool backward) { return backward ? 512 : 416; }
 
 /* ---- Barriers in shared memory ---------------------------------------------------------------------- */
 
@@ -106,7 +104,7 @@ struct row_result<C, true> {
 
 template <class C, int SUMS, bool BACKWARD>
 struct stream_memory {
-  static const int WARPS = stream_workers(BACKWARD) / WARP;
+  static const int WARPS = STREAM_WORKERS / WARP;
   plain_sums<C, SUMS> of_warps[STREAM_ROWS][WARPS];
   C elements_of_warps[WARPS];
   row_result<C, BACKWARD> results[STREAM_ROWS];
@@ -120,7 +118,9 @@ struct stream {
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
   static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
-  static const int WORKERS = stream_workers(BACKWARD), WARPS = WORKERS / WARP, AT_ONCE = 4;
+  /* Of the work on a row, whether there is a copy without its special cases. */
+  static const bool SPLITS = !SAVES_REGISTERS && (sizeof(T) != 2 || !FORWARD_MOMENTS);
+  static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
   typedef plain_sums<C, SUMS> sums_type;
   typedef stream_memory<C, SUMS, BACKWARD> memory_type;
 
@@ -145,15 +145,20 @@ struct stream {
     const int64_t rest = a.elements.count - member * a.slice;
     return (int)(rest < a.slice ? rest : a.slice);
   }
+  /* Worked out every time: pointers would take registers that others need. */
+  __device__ T *slice_of(const void *base, int role, int i) const {
+    return row_of<T, true>(base, a, role, x_rows.number(i)) + begin;
+  }
   /* Forward: a number near the mean. Backward: the saved mean. */
   __device__ C about(int i) const {
     if (!MOMENTS || i >= rows) return 0;
-    if (BACKWARD) return *block_rows<C>(a, a.at.mean, ONEPASS_ROLE_MEAN).at(i);
-    return guess_mean(x_rows.at(i), a.elements.count);
+    if (BACKWARD) return *row_of<C, true>(a.at.mean, a, ONEPASS_ROLE_MEAN, x_rows.number(i));
+    return guess_mean(row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, x_rows.number(i)),
+                      a.elements.count);
   }
   __device__ C rstd_of(int i) const {
     if (!MOMENTS || !BACKWARD || i >= rows) return 0;
-    return *block_rows<C>(a, a.at.rstd, ONEPASS_ROLE_RSTD).at(i);
+    return *row_of<C, true>(a.at.rstd, a, ONEPASS_ROLE_RSTD, x_rows.number(i));
   }
 
   /* -- Those who exchange -- */
@@ -268,7 +273,7 @@ struct stream {
     count.clear();
     for (int i = 0; i < PACKS; i++) {
       for (int j = 0; j < VEC; j++) {
-        const int position = (int)(threadIdx.x + i * WORKERS) * VEC + j;
+        const int position = (int)(threadIdx.x + i * STREAM_WORKERS) * VEC + j;
         if (span.has(position)) count.v[0] += 1;
       }
     }
@@ -276,11 +281,9 @@ struct stream {
   }
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, WORKERS);
-    const block_rows<T> dy_rows(a, a.at.dy, ONEPASS_ROLE_DY),
-        out_rows(a, BACKWARD ? a.at.dx : a.at.y, BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y);
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
     const auto span_of = [&](int i) {
-      return slice_span<T>(x_rows.at(i) + begin, length, a.aligned);
+      return slice_span<T>(slice_of(a.at.x, ONEPASS_ROLE_X, i), length, a.aligned);
     };
     /* Rows with weights all start at the same place of a sector, so `whole` holds for all of them. */
     const slice_span<T> first_span = span_of(0);
@@ -289,8 +292,9 @@ struct stream {
     const auto ask = [&] {
       if (asked < rows) {
         const slice_span<T> span = MOMENTS ? first_span : span_of(asked);
-        ring.ask(asked_slot, 0, x_rows.at(asked) + begin, span, whole);
-        if (BACKWARD) ring.ask(asked_slot, 1, dy_rows.at(asked) + begin, span, whole);
+        ring.ask(asked_slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), span, whole);
+        if (BACKWARD)
+          ring.ask(asked_slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), span, whole);
         asked++;
         if (++asked_slot == a.ring) asked_slot = 0;
       }
@@ -339,14 +343,12 @@ struct stream {
       return sum_lanes(mine, WARP);
     };
     const auto gather = [&] {
-      const C next_mean = about(gathered + 1), next_rstd = rstd_of(gathered + 1);
       sums_type mine;
       C guess = mean;
 #pragma unroll 1
       for (bool again = false;; again = true) {
-        mine = !SAVES_REGISTERS && whole
-                   ? sum_packs(guess, whole_span<T>(first_span))
-                   : sum_packs(guess, MOMENTS ? first_span : span_of(gathered));
+        mine = SPLITS && whole ? sum_packs(guess, whole_span<T>(first_span))
+                               : sum_packs(guess, MOMENTS ? first_span : span_of(gathered));
         if constexpr (FORWARD_MOMENTS) {
           /* The warp's own moments: its part of the row may be far from the guess. */
           if (in_warp == 0) break;
@@ -364,9 +366,9 @@ struct stream {
         memory.of_warps[gathered % STREAM_ROWS][threadIdx.x / WARP] = mine;
         arrive(&memory.gathered[gathered % STREAM_ROWS]);
       }
-      mean = next_mean;
-      rstd = next_rstd;
       gathered++;
+      mean = about(gathered); /* there before it is needed */
+      rstd = rstd_of(gathered);
       if (++gather_slot == a.ring) gather_slot = 0;
     };
     wait_for_all_but<STREAM_ON_THE_WAY>();
@@ -374,7 +376,8 @@ struct stream {
 
     int slot = 0;
     const auto write = [&](int i, const row_result<C, BACKWARD> &result, const auto &span) {
-      T *out = out_rows.at(i) + begin;
+      T *out =
+          BACKWARD ? slice_of(a.at.dx, ONEPASS_ROLE_DX, i) : slice_of(a.at.y, ONEPASS_ROLE_Y, i);
 #pragma unroll
       for (int p = 0; p < PACKS; p++) {
         const int at = ring.position(p), k = MOMENTS ? p : 0;
@@ -397,8 +400,8 @@ struct stream {
       wait_for_all_but<STREAM_ON_THE_WAY>();
       if (gathered < rows) gather();
       await(&memory.known[i % STREAM_ROWS], i / STREAM_ROWS & 1);
-      const row_result<C, BACKWARD> result = memory.results[i % STREAM_ROWS];
-      if (!SAVES_REGISTERS && whole) {
+      const row_result<C, BACKWARD> &result = memory.results[i % STREAM_ROWS];
+      if (SPLITS && whole) {
         write(i, result, whole_span<T>(first_span));
       } else {
         write(i, result, MOMENTS ? first_span : span_of(i));

@@ -32,7 +32,7 @@ struct packs {
                    RING_FORWARD_BROAD = MANY_BYTES ? 3 : 4;
   static const int RING_BACKWARD_NARROW = VECTOR == 4 ? 3 : 2,
                    RING_BACKWARD_BROAD = VECTOR == 4 ? 4 : 3;
-  static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 3 : 5, STREAM_BACKWARD = 2;
+  static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2 : 4, STREAM_BACKWARD = 2;
 };
 
 #define KERNEL_AT(threads, blocks, name, call)                  \
@@ -69,7 +69,11 @@ struct packs {
          (warps_backward<element, W, MOMENTS, VECTOR, 2, 1>(args)))
 
 #define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                   \
-  KERNEL_AT(BLOCKS_EARLY_THREADS, VECTOR == 2 ? 2 : 3, op##_blocks_forward##suffix,              \
+  KERNEL_AT(blocks_early_threads(VECTOR),                                                        \
+            VECTOR == 2   ? 2                                                                    \
+            : VECTOR == 4 ? 3                                                                    \
+                          : 6,                                                                   \
+            op##_blocks_forward##suffix,                                                         \
             (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                 \
              MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                      \
   KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,          \
@@ -86,9 +90,9 @@ struct packs {
   KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                               \
             op##_ring_backward_broad##suffix,                                                    \
             (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))  \
-  KERNEL_AT(stream_workers(false) + STREAM_OTHERS, 1, op##_stream_forward##suffix,               \
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_forward##suffix,                                      \
             (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args)))  \
-  KERNEL_AT(stream_workers(true) + STREAM_OTHERS, 1, op##_stream_backward##suffix,               \
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_backward##suffix,                                     \
             (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
 #define KERNELS_OF(op, MOMENTS)                                                             \

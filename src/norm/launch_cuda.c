@@ -15,7 +15,6 @@ enum {
   WARP = 32,
   SECTOR = 32,
   WARPS_THREADS = 256,
-  BLOCKS_EARLY_THREADS = 256,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
@@ -24,9 +23,8 @@ enum {
   RING_FEW_THREADS = 384,
   RING_FORWARD = 3,
   RING_BACKWARD = 2,
-  STREAM_FORWARD_WORKERS = 416,
-  STREAM_BACKWARD_WORKERS = 512,
-  STREAM_OTHERS = 3 * WARP,
+  STREAM_WORKERS = 512,
+  STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
   STREAM_ON_THE_WAY = 1,
   STREAM_MOST_LOOKAHEAD = 24,
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
@@ -200,7 +198,7 @@ static bool choose_blocks(choice *c) {
   if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_PACKS * BLOCKS_MOST_THREADS) {
     l->packs = BLOCKS_PACKS;
     l->block = (int32_t)up_to(onepass_divide_up(packs, BLOCKS_PACKS), WARP);
-    l->broad = l->block > BLOCKS_EARLY_THREADS;
+    l->broad = l->block > (c->size == 2 ? 128 : 256); /* blocks_early_threads in cuda_blocks.cuh */
     return true;
   }
   if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_MANY_PACKS * BLOCKS_MOST_THREADS) {
@@ -211,7 +209,7 @@ static bool choose_blocks(choice *c) {
     return true;
   }
   if (c->moments) return false;
-  const int64_t held = c->size == 8 ? 3 : 6; /* wide_packs in cuda_blocks.cuh */
+  const int64_t held = c->size == 8 ? 3 : c->size == 2 ? 5 : 6; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
   l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);
@@ -287,19 +285,18 @@ static bool choose_stream(choice *c) {
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
   if (!takes_vectors(c) && !rows_are_alike(c)) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  l->packs = c->p->backward ? 2 : has_f32_weights(c) || c->size == 8 ? 3 : 5;
-  const int64_t workers = c->p->backward ? STREAM_BACKWARD_WORKERS : STREAM_FORWARD_WORKERS;
-  const int64_t line = 128 / c->size, room = workers * l->packs * c->vec;
+  l->packs = c->p->backward || has_f32_weights(c) || c->size == 8 ? 2 : 4;
+  const int64_t line = 128 / c->size, room = STREAM_WORKERS * l->packs * c->vec;
   const int64_t longest = l->width == ONEPASS_NORM_VECTOR ? room : room - line;
   /* As many teams as the chip has room for, each as large as that leaves it. */
   const int64_t needed = onepass_divide_up(c->n, longest);
   if (needed > chip) return false;
-  const int64_t wanted = least(chip / least(chip / needed, c->rows),
-                               onepass_divide_up(c->n, workers * c->vec));
+  const int64_t wanted =
+      least(chip / least(chip / needed, c->rows), onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
   l->slice = up_to(onepass_divide_up(c->n, most(needed, wanted)), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  const int64_t slot = l->packs * workers * 16 * (c->p->backward ? 2 : 1);
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
   const int64_t ring = least((c->device->shared_block - STREAM_MEMORY) / slot,
                              STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
@@ -310,7 +307,7 @@ static bool choose_stream(choice *c) {
       c->moments ? blocks_in_phase(c, chip / l->team) : least(chip / l->team, c->rows);
   if (teams < 1) return false;
   l->grid = teams * l->team;
-  l->block = (int32_t)(workers + STREAM_OTHERS);
+  l->block = STREAM_THREADS;
   l->cooperative = true;
   l->launches = 2;
   l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS * l->grid * sums_of_row(c) * c->sums_size * 2);

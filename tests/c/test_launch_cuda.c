@@ -214,8 +214,12 @@ static void expect_blocks(const norm_trial *t) {
   NORM(l->width == ONEPASS_NORM_VECTOR ||
        (l->width == ONEPASS_NORM_PHASED && l->wide && !t->of.layer_norm));
   NORM(l->wide || l->packs == 4 || l->packs == 8);
-  NORM(l->block <= (l->wide ? 1024 : l->broad || l->packs == 8 ? 512 : 256));
-  const int64_t packs = l->wide ? (t->size == 8 ? 3 : 6) + (int64_t)l->chunks : l->packs;
+  NORM(l->block <= (l->wide ? 1024 : l->broad || l->packs == 8 ? 512 : t->size == 2 ? 128 : 256));
+  const int64_t packs = l->wide ? (t->size == 8   ? 3
+                                   : t->size == 2 ? 5
+                                                  : 6) +
+                                      (int64_t)l->chunks
+                                : l->packs;
   NORM(l->block * packs >= packs_reached(t, t->of.n));
   NORM(!l->wide || !t->of.layer_norm);
   NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
@@ -235,12 +239,12 @@ static void expect_ring(const norm_trial *t) {
 
 static void expect_stream(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
-  const int64_t teams = l->grid / l->team, workers = t->of.backward ? 512 : 416;
+  const int64_t teams = l->grid / l->team, workers = 512;
   expect_slices_are_the_row(t, l->team);
   NORM(l->team >= 2 && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
   NORM(l->block == workers + 96);
-  NORM(l->packs == (t->of.backward ? 2 : has_f32_weights(t) || t->size == 8 ? 3 : 5));
+  NORM(l->packs == (t->of.backward || has_f32_weights(t) || t->size == 8 ? 2 : 4));
   NORM(workers * l->packs >= packs_reached(t, l->slice));
   NORM(l->slice * t->size % 128 == 0);
   /* One slice is on its way while others wait for their sums, and no letter is written over one that a
