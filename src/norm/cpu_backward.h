@@ -17,8 +17,8 @@ typedef struct NAME(saved) {
 } NAME(saved);
 
 typedef struct NAME(gradient) {
-  V scale, slope, slope_sign;           /* ABS: |slope|, and 1 or -1 against its sign */
-  V mean, rstd, offset, by_z, constant; /* MOMENTS */
+  V scale, slope, slope_sign; /* ABS: |slope|, and 1 or -1 against its sign */
+  V mean, rstd, offset, by_z, by_deviation, constant; /* MOMENTS */
 } NAME(gradient);
 
 ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
@@ -58,6 +58,9 @@ NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool c
   (statistic, centered, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
 }
 
+/* x - mean is taken before anything is multiplied: where x is the mean, as in rows of one element,
+ * dweight gets exactly nothing. As factors take it from there, that costs no operation more than
+ * x * rstd - mean * rstd would. */
 ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool centered,
                                         const bool has_weight, const bool sum_weights,
                                         const bool stream, const NAME(gradient) * r, T *dx,
@@ -76,13 +79,14 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
     if (statistic == ONEPASS_STATISTIC_ABS) {
       v[j] = FMA(d[j], r->scale, SIGNED(r->slope, v[j]) * r->slope_sign);
     } else {
-      const V z = FMA(centered ? v[j] - r->mean : v[j], r->rstd, r->offset);
-      const V g = has_weight ? d[j] * w[j] : d[j];
+      const V deviation = v[j] - r->mean, scaled = d[j] * r->rstd;
+      const V z = FMA(deviation, r->rstd, r->offset);
+      const V direct = has_weight ? FMA(scaled, w[j], r->constant) : scaled + r->constant;
       if (sum_weights) {
-        dw[j] = FMA(d[j], z, dw[j]);
+        dw[j] = centered ? FMA(d[j], z, dw[j]) : FMA(scaled, deviation, dw[j]);
         db[j] += d[j];
       }
-      v[j] = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
+      v[j] = centered ? FMA(z, r->by_z, direct) : FMA(deviation, r->by_deviation, direct);
     }
   }
   STORES(dx, v, U, stream);
@@ -150,6 +154,7 @@ ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) 
                           .rstd = ALL((C)row->rstd),
                           .offset = ALL((C)row->offset),
                           .by_z = ALL((C)row->by_z),
+                          .by_deviation = ALL((C)row->by_deviation),
                           .constant = ALL((C)row->constant)};
 }
 
@@ -241,7 +246,7 @@ static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void 
 #define GATHER(centered, has_weight)                                                         \
   return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, centered, has_weight, x, dy, \
                                      weight, (C)mean, (C)rstd, count)
-  if (onepass_is_far(mean, rstd)) {
+  if (onepass_is_delicate(mean, rstd)) {
     if (weight) GATHER(true, true);
     GATHER(true, false);
   }
@@ -307,7 +312,7 @@ static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_p
                                                             const void *weight, void *dweight,
                                                             void *dbias, int64_t count,
                                                             const onepass_next_row *next) {
-  const bool next_centered = onepass_is_far(next->mean, next->rstd);
+  const bool next_centered = onepass_is_delicate(next->mean, next->rstd);
   if (row->centered || next_centered || (ONEPASS_HAS_STREAMS && p->stream)) {
     NAME(apply_backward_moments)(p, row, dx, x, dy, weight, dweight, dbias, count);
     return NAME(gather_backward_moments)(next->x, next->dy, weight, next->mean, next->rstd, count);

@@ -8,6 +8,7 @@
 
 #include "calls.h"
 #include "expect.h"
+#include "levels.h"
 
 static const int64_t the_shape[2] = {5, 67};
 
@@ -207,6 +208,50 @@ static void test_a_constant_row_of_layer_norm_is_the_bias(void) {
   }
 }
 
+/* Rows whose elements are all alike, by less than a deviation of 1 / sqrt(eps) from zero, so that
+ * mean * rstd is a number that has to be rounded. */
+static void set_constant_rows(call *c) {
+  const int64_t rows = c->role[X]->shape[0], n = c->role[X]->shape[1];
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < n; i++) array_set(c->role[X], row * n + i, 1e-5 * (double)(row + 1));
+    if (c->kind != LAYER_BACKWARD) continue;
+    array_set(c->role[MEAN], row, array_get(c->role[X], row * n));
+    array_set(c->role[RSTD], row, 1 / sqrt(c->norm.eps));
+  }
+}
+
+static void expect_nothing_of_constant_rows(enum kind kind, onepass_dtype dtype, int64_t n,
+                                            int level) {
+  const int64_t shape[2] = {200, n};
+  call *c = call_new(kind, dtype, 2, shape, 1);
+  c->norm.eps = 1e-5;
+  c->options.vector_level = level;
+  set_constant_rows(c);
+  EXPECT_OK(call_run(c));
+  const array *out = c->role[kind == LAYER_FORWARD ? Y : DWEIGHT];
+  for (int64_t i = 0; i < out->count; i++) {
+    double wanted = kind == LAYER_FORWARD ? array_get(c->role[BIAS], i % n) : 0;
+    EXPECT(array_get(out, i) == wanted, "%s, constant rows of %d %s, %s: %g, not %g",
+           kind_name[kind], (int)n, dtype_name(dtype), level_name[level], array_get(out, i),
+           wanted);
+  }
+  call_free(c);
+}
+
+/* There x - mean is 0, so y is the bias and dweight 0: not a rounding error times 1 / sqrt(eps). */
+static void test_constant_rows_of_layer_norm_leave_nothing_of_x(void) {
+  const int64_t lengths[] = {1, 2, 3, 67, 1024, 20000};
+  for (int level = 0; level < LEVELS; level++) {
+    for (size_t d = 0; cpu_has_level(level) && d < 4; d++) {
+      for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        expect_nothing_of_constant_rows(LAYER_BACKWARD, every_dtype[d], lengths[l], level);
+        if (lengths[l] > 4) continue; /* the sum of more equal numbers is rounded */
+        expect_nothing_of_constant_rows(LAYER_FORWARD, every_dtype[d], lengths[l], level);
+      }
+    }
+  }
+}
+
 /* Denormals are numbers: they are not flushed to zero on the way in. */
 static void test_a_row_of_denormals_is_normalized(void) {
   for (int wide = 0; wide < 2; wide++) {
@@ -345,6 +390,7 @@ int main(void) {
   test_pooling_keeps_nan_and_infinity_in_their_windows();
   test_layer_norm_of_a_large_offset_keeps_its_digits();
   test_a_constant_row_of_layer_norm_is_the_bias();
+  test_constant_rows_of_layer_norm_leave_nothing_of_x();
   test_a_row_of_denormals_is_normalized();
   test_half_denormals_are_read_and_written();
   test_huge_values_do_not_overflow_where_the_answer_is_small();
