@@ -455,6 +455,30 @@ ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool 
 
 #endif
 
+/* ---- Sums of halves without widening them first ---------------------------------------------- */
+
+/* Where the CPU has it for a type: to each lane of `sum`, the products of two neighbouring halves.
+ * It rounds to odd, which is good enough to add, and takes subnormal numbers for zeros. */
+#define HAS_DOTS_f32 0
+#define HAS_DOTS_f64 0
+#define HAS_DOTS_f16 0
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_DOTS_bf16 1
+ALWAYS_INLINE f32v dot_bf16(f32v sum, uint16x8_t a, uint16x8_t b) {
+  return (f32v)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u16(a), vreinterpretq_bf16_u16(b));
+}
+ALWAYS_INLINE void add_dots_bf16(f32v *sum, f32v *squares, const uint16_t *p, bool absolute) {
+  const uint16x8_t halves = vld1q_u16(p);
+  uint16x8_t one = vdupq_n_u16(0x3f80);
+  __asm__("" : "+w"(one)); /* GCC 12 takes a bf16 constant for an f16 one */
+  const uint16x8_t added = absolute ? vbicq_u16(halves, vdupq_n_u16(0x8000)) : halves;
+  *sum = dot_bf16(*sum, added, one);
+  *squares = dot_bf16(*squares, halves, halves);
+}
+#else
+#define HAS_DOTS_bf16 0
+#endif
+
 /* Make streamed stores visible to other threads, before a task ends. */
 ALWAYS_INLINE void end_streams(void) {
 #if defined(__SSE2__)

@@ -498,11 +498,28 @@ static void pack_weights(work *w) {
   }
 }
 
+/* Each row would widen them again. */
+static void widen_weights(work *w) {
+  const onepass_norm_problem *p = w->problem;
+  const int64_t n = p->elements.count;
+  char *weight = w->workspace + p->weights_at;
+  char *bias = weight + n * onepass_type_size(p->weight_type);
+  if (w->buffers.weight) {
+    p->widen_weights(weight, w->buffers.weight, n);
+    w->buffers.weight = weight;
+  }
+  if (w->buffers.bias) {
+    p->widen_weights(bias, w->buffers.bias, n);
+    w->buffers.bias = bias;
+  }
+}
+
 void onepass_norm_run_cpu(const onepass_plan *plan, const onepass_buffers *buffers,
                           void *workspace) {
   const onepass_norm_problem *p = &plan->problem.norm;
   work w = {.plan = plan, .problem = p, .buffers = *buffers, .workspace = workspace};
   if (p->packed_weights) pack_weights(&w);
+  if (p->widen_weights) widen_weights(&w);
   switch (p->strategy) {
     case ONEPASS_NORM_COLUMNS:
       onepass_parallel(p->threads, p->tasks, do_strips, &w);

@@ -84,6 +84,8 @@ typedef struct onepass_norm_kernels {
                                             const void *x, const void *dy, const void *weight,
                                             void *dweight, void *dbias, int64_t count,
                                             const onepass_next_row *next);
+  /* Weights as the kernels for weights in the type of sums want them; NULL for ABS. */
+  void (*widen_weights)(void *to, const void *from, int64_t count);
   /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
    * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
   void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x,

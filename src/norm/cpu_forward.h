@@ -9,6 +9,9 @@
 #define U     (BLOCK / W)     /* vectors in a block */
 #define G     (U < 4 ? U : 4) /* vectors in a group */
 
+/* Sums of |x| below this may lack subnormal elements. */
+#define LEAST_DOTS (JOIN2(HAS_DOTS_, ELEMENT) ? 0x1p-100 : 0)
+
 #define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
 #define BIAS_AT(i)   (affine & 2 ? bias + (i) : NULL)
 
@@ -28,6 +31,14 @@ ALWAYS_INLINE void NAME(add_lanes)(NAME(lanes) * lanes, const NAME(lanes) * more
 /* centered: sums of deviations from `shift`, otherwise of the elements themselves. */
 ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const bool centered,
                                       NAME(lanes) * lanes, const T *x, V shift) {
+#if JOIN2(HAS_DOTS_, ELEMENT)
+  if (!centered) {
+    UNROLL for (int j = 0; j < BLOCK; j += 2 * W) {
+      ADD_DOTS(&lanes->a, &lanes->b, x + j, statistic == ONEPASS_STATISTIC_ABS);
+    }
+    return;
+  }
+#endif
   V v[U];
   LOADS(v, x, U);
   UNROLL for (int j = 0; j < U; j++) {
@@ -38,20 +49,34 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
   if (statistic == ONEPASS_STATISTIC_MOMENTS) lanes->b += NAME(dot)(v, v, U);
 }
 
-/* Elements begin..n of a chunk. Once a row at most, so the choice of loop is made at run time to keep
- * the code small. */
-NEVER_INLINE NAME(lanes) NAME(gather_rest)(onepass_statistic statistic, bool centered, const T *x,
-                                           C shift, int64_t begin, int64_t n) {
-  NAME(lanes) lanes = {0};
-  for (int64_t i = begin; i < n; i += W) {
+/* Finish the sums of a chunk whose elements before `begin` are in `lanes` and, the last of them, in
+ * `run`: in the order in which a chunk is always summed, whatever else is done along with it. Once a
+ * row at most, so the choice of loop is made at run time to keep the code small. */
+NEVER_INLINE NAME(lanes)
+    NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) lanes,
+                      NAME(lanes) run, const T *x, C shift, int64_t begin, int64_t n) {
+  int64_t i = begin;
+  for (; i + BLOCK <= n; i += BLOCK) {
+    if (statistic == ONEPASS_STATISTIC_ABS) {
+      NAME(gather_block)(ONEPASS_STATISTIC_ABS, false, &run, x + i, ALL(0));
+    } else if (centered) {
+      NAME(gather_block)(ONEPASS_STATISTIC_MOMENTS, true, &run, x + i, ALL(shift));
+    } else {
+      NAME(gather_block)(ONEPASS_STATISTIC_MOMENTS, false, &run, x + i, ALL(0));
+    }
+  }
+  NAME(lanes) rest = {0};
+  for (; i < n; i += W) {
     const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
     V v = NAME(load_of)(x, at, n);
     if (statistic == ONEPASS_STATISTIC_ABS) v = ABS(v);
     if (centered) v -= ALL(shift);
     v = ONLY(v, i - at, n - at);
-    lanes.a += v;
-    if (statistic == ONEPASS_STATISTIC_MOMENTS) lanes.b = FMA(v, v, lanes.b);
+    rest.a += v;
+    if (statistic == ONEPASS_STATISTIC_MOMENTS) rest.b = FMA(v, v, rest.b);
   }
+  NAME(add_lanes)(&lanes, &run);
+  NAME(add_lanes)(&lanes, &rest);
   return lanes;
 }
 
@@ -107,7 +132,7 @@ ALWAYS_INLINE NAME(lanes)
                    const bool stream, const bool gather, const bool apply, const T *next,
                    int64_t gather_count, C shift, const NAME(scale) * s, T *y, const T *x,
                    const WT *weight, const WT *bias, int64_t apply_count) {
-  NAME(lanes) lanes = {0};
+  NAME(lanes) lanes = {0}, run = {0};
   const NAME(scale) own = *s; /* a copy whose address nobody has stays in registers */
   const int64_t gather_end = gather_count / BLOCK * BLOCK, apply_end = apply_count / BLOCK * BLOCK;
   const int64_t end = !gather                            ? apply_end
@@ -116,7 +141,6 @@ ALWAYS_INLINE NAME(lanes)
   int64_t i = 0;
   while (i < end) {
     const int64_t run_end = gather && i + RUN < end ? i + RUN : end;
-    NAME(lanes) run = {0};
     for (; i < run_end; i += BLOCK) {
       if (gather) {
         prefetch_ahead(next + i, BLOCK * sizeof(T));
@@ -128,18 +152,22 @@ ALWAYS_INLINE NAME(lanes)
         (statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
       }
     }
-    if (gather) NAME(add_lanes)(&lanes, &run);
+    if (gather && i % RUN == 0) {
+      NAME(add_lanes)(&lanes, &run);
+      run = (NAME(lanes)){0};
+    }
   }
   /* Where y is not aligned the two counts differ by less than a block. */
   if (apply && i < apply_count) {
     NAME(apply_rest)
     (statistic, centered, affine, s, y, x, weight, bias, i, apply_count, apply_count);
   }
-  if (gather && i < gather_count) {
-    const NAME(lanes) rest = NAME(gather_rest)(statistic, centered, next, shift, i, gather_count);
-    NAME(add_lanes)(&lanes, &rest);
+  if (!gather) return lanes;
+  if (i == gather_count) {
+    NAME(add_lanes)(&lanes, &run);
+    return lanes;
   }
-  return lanes;
+  return NAME(gather_rest)(statistic, centered, lanes, run, next, shift, i, gather_count);
 }
 
 /* ---- The sums of a chunk --------------------------------------------------------------------- */
@@ -182,12 +210,19 @@ NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C s
   return sums.b < INFINITY ? sums : NAME(moments_in_double)(x, count);
 }
 
+/* The sum of |x| where some are so small that a sum of dots leaves them out. */
+NEVER_INLINE double NAME(small_sum)(const T *x, int64_t count) {
+  const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_ABS, true, x, count, 0);
+  return (double)FOLD(lanes.a);
+}
+
 /* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */
 ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
                                                 const NAME(lanes) * lanes, const T *x,
                                                 int64_t count, C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
-    return (onepass_row_sums){.a = (double)FOLD(lanes->a)};
+    const double sum = (double)FOLD(lanes->a);
+    return (onepass_row_sums){.a = sum < LEAST_DOTS ? NAME(small_sum)(x, count) : sum};
   }
   bool lossy;
   const onepass_row_sums sums = NAME(moments_of)(lanes, shift, count, &lossy);
@@ -461,5 +496,6 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
 #undef BIAS_AT
 #undef BLOCK
 #undef RUN
+#undef LEAST_DOTS
 #undef U
 #undef G

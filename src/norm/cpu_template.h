@@ -26,6 +26,7 @@
 #define FOLD         JOIN2(fold_, SUMS)
 #define ABS          JOIN2(abs_, SUMS)
 #define SIGNED       JOIN2(signed_, SUMS)
+#define ADD_DOTS     JOIN2(add_dots_, ELEMENT)
 #define GET          JOIN2(get_, ELEMENT)
 #define PUT          JOIN2(put_, ELEMENT)
 #define GETW         JOIN2(get_, WEIGHTS)
@@ -85,6 +86,15 @@ ALWAYS_INLINE int64_t NAME(last_vector)(int64_t n) { return n >= W ? n - W : 0; 
 
 #include "norm/cpu_columns.h"
 
+/* Weights in the type of sums, exactly. */
+static void NAME(widen_weights)(void *to, const void *from, int64_t count) {
+  C *wide = to;
+  const WT *weights = from;
+  int64_t i = 0;
+  for (; i + W <= count; i += W) STOREC(wide + i, LOADW(weights + i), false);
+  for (; i < count; i++) wide[i] = GETW(weights + i);
+}
+
 static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
     [ONEPASS_STATISTIC_ABS] = {.forward_rows = NAME(forward_rows_abs),
                                .gather = NAME(gather_abs),
@@ -99,7 +109,8 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .apply = NAME(apply_moments),
                                    .gather_backward = NAME(gather_backward_moments),
                                    .apply_backward = NAME(apply_backward_moments),
-                                   .apply_gather_backward = NAME(apply_gather_backward_moments)},
+                                   .apply_gather_backward = NAME(apply_gather_backward_moments),
+                                   .widen_weights = NAME(widen_weights)},
 };
 
 #undef NAME
@@ -126,6 +137,7 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef FOLD
 #undef ABS
 #undef SIGNED
+#undef ADD_DOTS
 #undef GET
 #undef PUT
 #undef GETW
