@@ -4,7 +4,7 @@
 #include "norm/cpu.h"
 
 enum {
-  SEGMENT = 32768,             /* SPLIT: elements of all rows that a thread does together */
+  SEGMENT = 131072,            /* SPLIT: elements of all rows that a thread does together */
   MOST_ROW_BLOCKS = 64,        /* ROWS backward: partial dweights */
   LEAST_ROW_BLOCK = 16,        /* rows a partial dweight is worth */
   MOST_SUMMED_BY_ROWS = 16384, /* longer rows sum dweight by columns: partials would leave L2 */
