@@ -9,7 +9,7 @@
 #define U     (BLOCK / W)     /* vectors in a block */
 #define G     (U < 4 ? U : 4) /* vectors in a group */
 
-/* Sums of |x| below this may lack subnormal elements. */
+/* Sums below this may lack what is subnormal. */
 #define LEAST_DOTS (JOIN2(HAS_DOTS_, ELEMENT) ? 0x1p-100 : 0)
 
 #define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
@@ -181,12 +181,13 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
 
 /* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is
  * so far from the shift that subtracting its square loses more than two bits (of few elements:
- * one), or if the squares overflow. */
+ * one), or if the squares overflow or are too small to be trusted. */
 ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
   const double n = (double)count, sum = (double)FOLD(lanes->a);
   const double of_mean = sum * sum / n, squares = (double)FOLD(lanes->b) - of_mean;
-  *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY);
+  *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY &&
+             squares >= LEAST_DOTS);
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
 

@@ -254,9 +254,10 @@ static void test_constant_rows_of_layer_norm_leave_nothing_of_x(void) {
 
 /* Denormals are numbers: they are not flushed to zero on the way in. */
 static void test_a_row_of_denormals_is_normalized(void) {
-  for (int wide = 0; wide < 2; wide++) {
-    call *c = call_on(L1_FORWARD, wide ? ONEPASS_F64 : ONEPASS_F32, 0);
-    double tiny = wide ? 4e-310 : 3e-40;
+  for (size_t d = 0; d < 4; d++) {
+    if (every_dtype[d].code == ONEPASS_F16.code && every_dtype[d].bits == 16) continue;
+    call *c = call_on(L1_FORWARD, every_dtype[d], 0);
+    double tiny = every_dtype[d].bits == 64 ? 4e-310 : 3e-40;
     set_row(c->role[X], 2, tiny);
     array_set(c->role[X], 2 * the_shape[1] + 1, -tiny);
     c->norm.reduction = ONEPASS_SUM;
@@ -264,7 +265,29 @@ static void test_a_row_of_denormals_is_normalized(void) {
     for (int64_t i = 0; i < the_shape[1]; i++) {
       double y = array_get(c->role[Y], 2 * the_shape[1] + i);
       double wanted = (i == 1 ? -1.0 : 1.0) / (double)the_shape[1];
-      EXPECT(fabs(y - wanted) <= 1e-5, "a denormal over its sum is %g, not %g", y, wanted);
+      EXPECT(fabs(y - wanted) <= 1e-5 + dtype_unit(every_dtype[d]) * fabs(wanted),
+             "a denormal %s over its sum is %g, not %g", dtype_name(every_dtype[d]), y, wanted);
+    }
+    call_free(c);
+  }
+}
+
+/* Squares of 1e-20 are denormal in f32, and a row around zero gives no hint that they are lost. */
+static void test_layer_norm_of_values_whose_squares_are_denormal(void) {
+  for (size_t d = 0; d < 4; d++) {
+    if (every_dtype[d].code == ONEPASS_F16.code && every_dtype[d].bits == 16) continue;
+    const int64_t shape[2] = {3, 640};
+    call *c = call_new(LAYER_FORWARD, every_dtype[d], 2, shape, 1);
+    c->norm.eps = 0;
+    array_fill(c->role[WEIGHT], 1);
+    array_fill(c->role[BIAS], 0);
+    for (int64_t i = 0; i < c->role[X]->count; i++)
+      array_set(c->role[X], i, i % 2 ? 1e-20 : -1e-20);
+    EXPECT_OK(call_run(c));
+    for (int64_t i = 0; i < c->role[Y]->count; i++) {
+      double y = array_get(c->role[Y], i), wanted = i % 2 ? 1 : -1;
+      EXPECT(fabs(y - wanted) <= 1e-2, "%s: %g became %g", dtype_name(every_dtype[d]),
+             wanted * 1e-20, y);
     }
     call_free(c);
   }
@@ -392,6 +415,7 @@ int main(void) {
   test_a_constant_row_of_layer_norm_is_the_bias();
   test_constant_rows_of_layer_norm_leave_nothing_of_x();
   test_a_row_of_denormals_is_normalized();
+  test_layer_norm_of_values_whose_squares_are_denormal();
   test_half_denormals_are_read_and_written();
   test_huge_values_do_not_overflow_where_the_answer_is_small();
   test_results_over_the_largest_half_are_infinite();
