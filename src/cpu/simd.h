@@ -52,7 +52,7 @@ enum {
   LANES_F64 = ONEPASS_VECTOR_BYTES / 8,
 };
 
-/* ---- Every lane the same; lanes 0..count of a vector, the others zero ------------------------ */
+/* ---- Every lane the same; lanes from..to of a vector, the others zero ------------------------- */
 
 ALWAYS_INLINE f32v all_f32(float value) { return value - (f32v){0}; }
 ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
@@ -60,16 +60,15 @@ ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
 static const int32_t lane_numbers_f32[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const int64_t lane_numbers_f64[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-ALWAYS_INLINE f32v first_f32(f32v v, int64_t count) {
+ALWAYS_INLINE f32v only_f32(f32v v, int64_t from, int64_t to) {
   i32v lanes;
   memcpy(&lanes, lane_numbers_f32, sizeof lanes);
-  const int32_t limit = count < 0 ? 0 : count > LANES_F32 ? LANES_F32 : (int32_t)count;
-  return (f32v)((i32v)v & (lanes < limit));
+  return (f32v)((i32v)v & (lanes >= (int32_t)from) & (lanes < (int32_t)to));
 }
-ALWAYS_INLINE f64v first_f64(f64v v, int64_t count) {
+ALWAYS_INLINE f64v only_f64(f64v v, int64_t from, int64_t to) {
   i64v lanes;
   memcpy(&lanes, lane_numbers_f64, sizeof lanes);
-  return (f64v)((i64v)v & (lanes < count));
+  return (f64v)((i64v)v & (lanes >= from) & (lanes < to));
 }
 
 /* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector --------- */
@@ -356,6 +355,31 @@ ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
   }
 }
 
+/* ---- Lanes from..to only, to p[from..to]: from the register, as loading parts of a vector that was
+ * just stored may have to wait until that has left for memory --------------------------------- */
+
+ALWAYS_INLINE void store_lanes_f32(float *p, f32v v, int64_t from, int64_t to) {
+  UNROLL for (int lane = 0; lane < LANES_F32; lane++) {
+    if (lane >= from && lane < to) p[lane] = v[lane];
+  }
+}
+ALWAYS_INLINE void store_lanes_f64(double *p, f64v v, int64_t from, int64_t to) {
+  UNROLL for (int lane = 0; lane < LANES_F64; lane++) {
+    if (lane >= from && lane < to) p[lane] = v[lane];
+  }
+}
+ALWAYS_INLINE void store_lanes_u16(uint16_t *p, u16v v, int64_t from, int64_t to) {
+  UNROLL for (int lane = 0; lane < LANES_F32; lane++) {
+    if (lane >= from && lane < to) p[lane] = v[lane];
+  }
+}
+ALWAYS_INLINE void store_lanes_bf16(uint16_t *p, f32v v, int64_t from, int64_t to) {
+  store_lanes_u16(p, round_bf16(v), from, to);
+}
+ALWAYS_INLINE void store_lanes_f16(uint16_t *p, f32v v, int64_t from, int64_t to) {
+  store_lanes_u16(p, round_f16(v), from, to);
+}
+
 /* ---- Several vectors at once: a pair of half-type vectors is one load or store --------------- */
 
 ALWAYS_INLINE void loads_f32(f32v *v, const float *p, const int count) {
@@ -429,6 +453,30 @@ ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool 
   UNROLL for (int j = 0; j < count; j++) store_f16(p + j * LANES_F32, v[j], stream);
 }
 
+#endif
+
+/* ---- Sums of halves without widening them first ---------------------------------------------- */
+
+/* Where the CPU has it for a type: to each lane of `sum`, the products of two neighbouring halves.
+ * It rounds to odd, which is good enough to add, and takes subnormal numbers for zeros. */
+#define HAS_DOTS_f32 0
+#define HAS_DOTS_f64 0
+#define HAS_DOTS_f16 0
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_DOTS_bf16 1
+ALWAYS_INLINE f32v dot_bf16(f32v sum, uint16x8_t a, uint16x8_t b) {
+  return (f32v)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u16(a), vreinterpretq_bf16_u16(b));
+}
+ALWAYS_INLINE void add_dots_bf16(f32v *sum, f32v *squares, const uint16_t *p, bool absolute) {
+  const uint16x8_t halves = vld1q_u16(p);
+  uint16x8_t one = vdupq_n_u16(0x3f80);
+  __asm__("" : "+w"(one)); /* GCC 12 takes a bf16 constant for an f16 one */
+  const uint16x8_t added = absolute ? vbicq_u16(halves, vdupq_n_u16(0x8000)) : halves;
+  *sum = dot_bf16(*sum, added, one);
+  *squares = dot_bf16(*squares, halves, halves);
+}
+#else
+#define HAS_DOTS_bf16 0
 #endif
 
 /* Make streamed stores visible to other threads, before a task ends. */

@@ -28,13 +28,18 @@ ALWAYS_INLINE void put_f64(double *p, double value) { *p = value; }
 ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
 ALWAYS_INLINE void put_bf16(uint16_t *p, float value) { *p = onepass_bf16_from_float(value); }
 
-/* Ask for the lines that a loop will reach a little later. Past the end it does no harm, but
- * addresses that no page backs are slow to find out about, so never ask for arbitrary ones. */
+/* Ask for the lines that a loop will reach a little later, and on AArch64, whose hardware looks less
+ * far ahead, into the second-level cache for those it will reach much later (docs/performance.md).
+ * Past the end it does no harm, but addresses that no page backs are slow to find out about, so
+ * never ask for arbitrary ones. */
 ALWAYS_INLINE void prefetch_ahead(const void *p, int bytes) {
-  enum { AHEAD = 1024 };
-  const uintptr_t at = (uintptr_t)p + AHEAD;
+  enum { SOON = 1024, LATER = 8192 };
+  const uintptr_t at = (uintptr_t)p;
   for (int line = 0; line < bytes; line += 64) {
-    __builtin_prefetch((const void *)(at + (uintptr_t)line), 0, 3);
+    __builtin_prefetch((const void *)(at + SOON + (uintptr_t)line), 0, 3);
+#if defined(__aarch64__)
+    __builtin_prefetch((const void *)(at + LATER + (uintptr_t)line), 0, 2);
+#endif
   }
 }
 

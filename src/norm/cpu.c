@@ -180,8 +180,8 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
 }
 
 /* Backwards through the segments: what was gathered last is still in the cache. Pieces are short,
- * so that their weights stay in L1 for all rows; the same piece of the next row is fetched
- * meanwhile. */
+ * so that their weights stay in L1 for all rows; what comes next, mostly the same piece of the next
+ * row, is fetched meanwhile. */
 static void apply_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const onepass_norm_problem *p = w->problem;
@@ -193,7 +193,11 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
     for (int64_t i = first; i < last; i += piece) {
       for (int64_t row = 0; row < rows; row++) {
         onepass_row_scale scale = *scale_of_row(w, row);
-        if (has_weights && row + 1 < rows) scale.soon_x = row_start(w, ONEPASS_ROLE_X, row + 1, i);
+        const bool more_rows = row + 1 < rows;
+        if (has_weights && (more_rows || i + piece < n)) {
+          scale.soon_x =
+              row_start(w, ONEPASS_ROLE_X, more_rows ? row + 1 : 0, more_rows ? i : i + piece);
+        }
         apply_piece(w, row, i, least(last - i, piece), &scale, scratch_for(w, worker));
       }
     }
@@ -498,11 +502,28 @@ static void pack_weights(work *w) {
   }
 }
 
+/* Each row would widen them again. */
+static void widen_weights(work *w) {
+  const onepass_norm_problem *p = w->problem;
+  const int64_t n = p->elements.count;
+  char *weight = w->workspace + p->weights_at;
+  char *bias = weight + n * onepass_type_size(p->weight_type);
+  if (w->buffers.weight) {
+    p->widen_weights(weight, w->buffers.weight, n);
+    w->buffers.weight = weight;
+  }
+  if (w->buffers.bias) {
+    p->widen_weights(bias, w->buffers.bias, n);
+    w->buffers.bias = bias;
+  }
+}
+
 void onepass_norm_run_cpu(const onepass_plan *plan, const onepass_buffers *buffers,
                           void *workspace) {
   const onepass_norm_problem *p = &plan->problem.norm;
   work w = {.plan = plan, .problem = p, .buffers = *buffers, .workspace = workspace};
   if (p->packed_weights) pack_weights(&w);
+  if (p->widen_weights) widen_weights(&w);
   switch (p->strategy) {
     case ONEPASS_NORM_COLUMNS:
       onepass_parallel(p->threads, p->tasks, do_strips, &w);

@@ -26,9 +26,9 @@ static inline int64_t onepass_divide_up(int64_t a, int64_t b) { return a / b + (
 /* The merged sums of a row, or those of one chunk.
  *             forward               backward
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
- *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or where the mean is far
- * from 0 b: sum of (x - mean)²                       b: sum of g z    c: sum of z with z = (x -
- * saved mean) * rstd */
+ *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or, centered,
+ *             b: sum of (x - mean)²                      b: sum of g z    c: sum of z
+ *                                                        with z = (x - saved mean) * rstd */
 typedef struct onepass_row_sums {
   double a, b, c;
 } onepass_row_sums;
@@ -47,12 +47,12 @@ typedef struct onepass_row_scale {
 
 /* What backward does to them.
  *   ABS       dx = dy * scale - sign(x) * slope
- *   MOMENTS   z = x * rstd + offset or, centered, (x - mean) * rstd + offset,
- *             dx = (dy w) * rstd + z * by_z + constant */
+ *   MOMENTS   dx = (dy w) * rstd + (x - mean) * by_deviation + constant or, centered,
+ *             dx = (dy w) * rstd + z * by_z + constant with z = (x - mean) * rstd + offset */
 typedef struct onepass_row_gradient {
   double scale, slope;
   double denominator;
-  double mean, rstd, offset, by_z, constant;
+  double mean, rstd, offset, by_z, by_deviation, constant;
   bool exact, centered;
   const void *soon_x,
       *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
@@ -84,6 +84,8 @@ typedef struct onepass_norm_kernels {
                                             const void *x, const void *dy, const void *weight,
                                             void *dweight, void *dbias, int64_t count,
                                             const onepass_next_row *next);
+  /* Weights as the kernels for weights in the type of sums want them; NULL for ABS. */
+  void (*widen_weights)(void *to, const void *from, int64_t count);
   /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
    * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
   void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x,
@@ -133,11 +135,17 @@ static inline bool onepass_needs_division(onepass_type sums_type, double denomin
   return !(factor >= least && factor <= most);
 }
 
-/* Whether a mean is so many deviations from 0 that it must be subtracted before anything is
- * rounded. */
-static inline bool onepass_is_far(double mean, double rstd) {
+/* Forward: whether a mean is so many deviations from 0 that it must be subtracted before anything
+ * is rounded. That of a constant row is, whatever eps makes of rstd: its y is the bias itself. */
+static inline bool onepass_is_far(double mean, double variance) {
+  return !(mean * mean <= 4 * variance);
+}
+
+/* Backward: whether the saved mean is so far from 0 that its rounding matters, or rstd so far from 1
+ * that its square is no factor to multiply with. */
+static inline bool onepass_is_delicate(double mean, double rstd) {
   const double ratio = mean * rstd;
-  return !(ratio <= 2 && ratio >= -2);
+  return !(ratio <= 2 && ratio >= -2 && rstd >= 0x1p-20 && rstd <= 0x1p20);
 }
 
 /* The value of x rounded to the type of sums. */
@@ -154,9 +162,10 @@ static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *pr
     row.scale = 1 / row.denominator;
     row.exact = onepass_needs_division(sums_type, row.denominator);
   } else {
+    const double variance = sums.b * problem->one_over_n;
     row.mean = sums.a;
-    row.rstd = row.scale = 1 / __builtin_sqrt(sums.b * problem->one_over_n + problem->eps);
-    row.centered = onepass_is_far(row.mean, row.rstd);
+    row.rstd = row.scale = 1 / __builtin_sqrt(variance + problem->eps);
+    row.centered = onepass_is_far(row.mean, variance);
     if (row.centered) {
       /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
       row.shift = onepass_round_to_sums(sums_type, row.mean);
@@ -182,13 +191,13 @@ static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_pr
   } else {
     row.mean = mean;
     row.rstd = rstd;
-    row.centered = onepass_is_far(mean, rstd);
-    /* The mean of z would be 0 had the saved mean not been rounded, which matters if it is far from
-     * 0. */
-    row.offset = row.centered ? -sums.c * one_over_n : -mean * rstd;
+    row.centered = onepass_is_delicate(mean, rstd);
+    /* The mean of z would be 0 had the saved mean not been rounded. */
+    row.offset = row.centered ? -sums.c * one_over_n : 0;
     const double dot =
         row.centered ? sums.b + row.offset * sums.a : rstd * (sums.b - mean * sums.a);
     row.by_z = -rstd * dot * one_over_n;
+    row.by_deviation = row.by_z * rstd;
     row.constant = -rstd * sums.a * one_over_n;
   }
   return row;

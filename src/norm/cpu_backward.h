@@ -11,20 +11,26 @@ typedef struct NAME(products) {
   V a, b, c;
 } NAME(products);
 
+ALWAYS_INLINE void NAME(add_products)(NAME(products) * sums, const NAME(products) * more) {
+  sums->a += more->a;
+  sums->b += more->b;
+  sums->c += more->c;
+}
+
 /* Of the row that is gathered: its saved statistics. */
 typedef struct NAME(saved) {
   V mean, rstd;
 } NAME(saved);
 
 typedef struct NAME(gradient) {
-  V scale, slope, slope_sign;           /* ABS: |slope|, and 1 or -1 against its sign */
-  V mean, rstd, offset, by_z, constant; /* MOMENTS */
+  V scale, slope, slope_sign; /* ABS: |slope|, and 1 or -1 against its sign */
+  V mean, rstd, offset, by_z, by_deviation, constant; /* MOMENTS */
 } NAME(gradient);
 
 ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
                                          const bool has_weight, NAME(products) * sums,
                                          const NAME(saved) * saved, const T *x, const T *dy,
-                                         const WT *weight, const bool partial, int64_t count) {
+                                         const WT *weight) {
   V v[U], g[U], w[U] = {0};
   LOADS(v, x, U);
   LOADS(g, dy, U);
@@ -38,24 +44,49 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
   UNROLL for (int j = 0; j < U; j++) {
     if (has_weight) g[j] *= w[j];
     if (centered) v[j] = (v[j] - saved->mean) * saved->rstd;
-    if (centered && partial) v[j] = FIRST(v[j], count - j * W);
   }
   sums->a += NAME(tree)(g, U);
   sums->b += NAME(dot)(g, v, U);
   if (centered) sums->c += NAME(tree)(v, U);
 }
 
-NEVER_INLINE void NAME(gather_products_rest)(onepass_statistic statistic, bool centered,
-                                             bool has_weight, NAME(products) * sums,
-                                             const NAME(saved) * saved, const T *x, const T *dy,
-                                             const WT *weight, int64_t count) {
-  T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0};
-  WT own_weight[BLOCK] = {0};
-  memcpy(own_x, x, (size_t)count * sizeof(T));
-  memcpy(own_dy, dy, (size_t)count * sizeof(T));
-  if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
-  NAME(gather_products)
-  (statistic, centered, has_weight, sums, saved, own_x, own_dy, own_weight, true, count);
+/* Elements begin..n, vector by vector, the last ones as part of a vector. */
+NEVER_INLINE NAME(products)
+    NAME(gather_products_rest)(onepass_statistic statistic, bool centered, bool has_weight,
+                               const NAME(saved) * saved, const T *x, const T *dy, const WT *weight,
+                               int64_t begin, int64_t n) {
+  NAME(products) sums = {0};
+  for (int64_t i = begin; i < n; i += W) {
+    const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
+    V v = NAME(load_of)(x, at, n), g = NAME(load_of)(dy, at, n);
+    if (has_weight) g *= NAME(load_weights_of)(weight, at, n);
+    if (centered) v = (v - saved->mean) * saved->rstd;
+    v = ONLY(v, i - at, n - at);
+    g = ONLY(g, i - at, n - at);
+    sums.b = FMA(g, v, sums.b);
+    sums.a += statistic == ONEPASS_STATISTIC_ABS ? ABS(v) : g;
+    if (centered) sums.c += v;
+  }
+  return sums;
+}
+
+/* x - mean is taken before anything is multiplied: where x is the mean, as in rows of one element,
+ * dweight gets exactly nothing. As factors take it from there, that costs no operation more than
+ * x * rstd - mean * rstd would. Returns dx; adds to dw and db. */
+ALWAYS_INLINE V NAME(gradient_vector)(const onepass_statistic statistic, const bool centered,
+                                      const bool has_weight, const bool sum_weights,
+                                      const NAME(gradient) * r, V v, V d, V w, V *dw, V *db) {
+  if (statistic == ONEPASS_STATISTIC_ABS) {
+    return FMA(d, r->scale, SIGNED(r->slope, v) * r->slope_sign);
+  }
+  const V deviation = v - r->mean, scaled = d * r->rstd;
+  const V z = FMA(deviation, r->rstd, r->offset);
+  const V direct = has_weight ? FMA(scaled, w, r->constant) : scaled + r->constant;
+  if (sum_weights) {
+    *dw = centered ? FMA(d, z, *dw) : FMA(scaled, deviation, *dw);
+    *db += d;
+  }
+  return centered ? FMA(z, r->by_z, direct) : FMA(deviation, r->by_deviation, direct);
 }
 
 ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool centered,
@@ -73,17 +104,8 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
     LOADSC(db, dbias, U);
   }
   UNROLL for (int j = 0; j < U; j++) {
-    if (statistic == ONEPASS_STATISTIC_ABS) {
-      v[j] = FMA(d[j], r->scale, SIGNED(r->slope, v[j]) * r->slope_sign);
-    } else {
-      const V z = FMA(centered ? v[j] - r->mean : v[j], r->rstd, r->offset);
-      const V g = has_weight ? d[j] * w[j] : d[j];
-      if (sum_weights) {
-        dw[j] = FMA(d[j], z, dw[j]);
-        db[j] += d[j];
-      }
-      v[j] = FMA(z, r->by_z, FMA(g, r->rstd, r->constant));
-    }
+    v[j] = NAME(gradient_vector)(statistic, centered, has_weight, sum_weights, r, v[j], d[j], w[j],
+                                 &dw[j], &db[j]);
   }
   STORES(dx, v, U, stream);
   if (sum_weights) {
@@ -92,26 +114,31 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
   }
 }
 
+/* Elements begin..end of n, vector by vector. Fewer than a vector are done as part of one: what it
+ * has too much of is not stored. */
 NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
                                             bool has_weight, bool sum_weights,
                                             const NAME(gradient) * r, T *dx, const T *x,
                                             const T *dy, const WT *weight, C *dweight, C *dbias,
-                                            int64_t count) {
-  T own_x[BLOCK] = {0}, own_dy[BLOCK] = {0}, own_dx[BLOCK];
-  WT own_weight[BLOCK] = {0};
-  C own_dweight[BLOCK] = {0}, own_dbias[BLOCK] = {0};
-  const size_t sums_size = sum_weights ? (size_t)count * sizeof(C) : 0;
-  memcpy(own_x, x, (size_t)count * sizeof(T));
-  memcpy(own_dy, dy, (size_t)count * sizeof(T));
-  if (has_weight) memcpy(own_weight, weight, (size_t)count * sizeof(WT));
-  if (sum_weights) memcpy(own_dweight, dweight, sums_size);
-  if (sum_weights) memcpy(own_dbias, dbias, sums_size);
-  NAME(apply_gradient)
-  (statistic, centered, has_weight, sum_weights, false, r, own_dx, own_x, own_dy, own_weight,
-   own_dweight, own_dbias);
-  memcpy(dx, own_dx, (size_t)count * sizeof(T));
-  if (sum_weights) memcpy(dweight, own_dweight, sums_size);
-  if (sum_weights) memcpy(dbias, own_dbias, sums_size);
+                                            int64_t begin, int64_t end, int64_t n) {
+  for (int64_t i = begin; i < end; i += W) {
+    const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
+    const int64_t from = i - at, to = end - at < W ? end - at : W;
+    const V w = has_weight ? NAME(load_weights_of)(weight, at, n) : (V){0};
+    V dw = {0}, db = {0};
+    if (sum_weights) {
+      dw = NAME(load_sums_of)(dweight, at, n);
+      db = NAME(load_sums_of)(dbias, at, n);
+    }
+    const V v =
+        NAME(gradient_vector)(statistic, centered, has_weight, sum_weights, r,
+                              NAME(load_of)(x, at, n), NAME(load_of)(dy, at, n), w, &dw, &db);
+    STORE_LANES(dx + at, v, from, to);
+    if (sum_weights) {
+      STORE_LANESC(dweight + at, dw, from, to);
+      STORE_LANESC(dbias + at, db, from, to);
+    }
+  }
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered, const NAME(products) * sums) {
@@ -131,14 +158,14 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statist
     prefetch_ahead(x + i, BLOCK * sizeof(T));
     prefetch_ahead(dy + i, BLOCK * sizeof(T));
     NAME(gather_products)
-    (statistic, centered, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i), false, 0);
+    (statistic, centered, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i));
   }
-  NAME(products) all = sums; /* sums itself must not have its address taken */
   if (i < count) {
-    NAME(gather_products_rest)
-    (statistic, centered, has_weight, &all, &given, x + i, dy + i, WEIGHT_AT(i), count - i);
+    const NAME(products) rest = NAME(gather_products_rest)(statistic, centered, has_weight, &given,
+                                                           x, dy, weight, i, count);
+    NAME(add_products)(&sums, &rest);
   }
-  return NAME(row_sums_of)(centered, &all);
+  return NAME(row_sums_of)(centered, &sums);
 }
 
 ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) {
@@ -150,6 +177,7 @@ ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) 
                           .rstd = ALL((C)row->rstd),
                           .offset = ALL((C)row->offset),
                           .by_z = ALL((C)row->by_z),
+                          .by_deviation = ALL((C)row->by_deviation),
                           .constant = ALL((C)row->constant)};
 }
 
@@ -178,7 +206,8 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
   int64_t i = head < count ? head : count;
   if (i) {
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i);
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, 0, i,
+     count);
   }
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_soon((const T *)row->soon_x + i, BLOCK * sizeof(T));
@@ -189,8 +218,8 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
   }
   if (i < count) {
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i, WEIGHT_AT(i),
-     SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i,
+     count, count);
   }
 }
 
@@ -209,22 +238,20 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
     prefetch_ahead(next_x + i, BLOCK * sizeof(T));
     prefetch_ahead(next_dy + i, BLOCK * sizeof(T));
     NAME(gather_products)
-    (statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i, WEIGHT_AT(i), false,
-     0);
+    (statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i, WEIGHT_AT(i));
     NAME(apply_gradient)
     (statistic, centered, has_weight, sum_weights, false, &r, dx + i, x + i, dy + i, WEIGHT_AT(i),
      SUMS_AT(dweight, i), SUMS_AT(dbias, i));
   }
-  NAME(products) all = sums;
   if (i < count) {
-    NAME(gather_products_rest)
-    (statistic, centered, has_weight, &all, &given_saved, next_x + i, next_dy + i, WEIGHT_AT(i),
-     count - i);
+    const NAME(products) rest = NAME(gather_products_rest)(
+        statistic, centered, has_weight, &given_saved, next_x, next_dy, weight, i, count);
+    NAME(add_products)(&sums, &rest);
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx + i, x + i, dy + i, WEIGHT_AT(i),
-     SUMS_AT(dweight, i), SUMS_AT(dbias, i), count - i);
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i,
+     count, count);
   }
-  return NAME(row_sums_of)(centered, &all);
+  return NAME(row_sums_of)(centered, &sums);
 }
 
 /* ---- The same with run-time choices made constants ------------------------------------------- */
@@ -241,7 +268,7 @@ static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void 
 #define GATHER(centered, has_weight)                                                         \
   return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, centered, has_weight, x, dy, \
                                      weight, (C)mean, (C)rstd, count)
-  if (onepass_is_far(mean, rstd)) {
+  if (onepass_is_delicate(mean, rstd)) {
     if (weight) GATHER(true, true);
     GATHER(true, false);
   }
@@ -307,7 +334,7 @@ static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_p
                                                             const void *weight, void *dweight,
                                                             void *dbias, int64_t count,
                                                             const onepass_next_row *next) {
-  const bool next_centered = onepass_is_far(next->mean, next->rstd);
+  const bool next_centered = onepass_is_delicate(next->mean, next->rstd);
   if (row->centered || next_centered || (ONEPASS_HAS_STREAMS && p->stream)) {
     NAME(apply_backward_moments)(p, row, dx, x, dy, weight, dweight, dbias, count);
     return NAME(gather_backward_moments)(next->x, next->dy, weight, next->mean, next->rstd, count);

@@ -1,12 +1,16 @@
 /* Forward over dense rows; part of cpu_template.h.
  *
- * Rows are done in blocks of 32 elements: a block is summed as a tree, block after block in the
- * lanes of one vector. What is left of a chunk after its whole blocks goes through a zero-filled
- * block on the stack. */
+ * Rows are done in blocks of 32 elements: a block is summed as a tree, the blocks of a run in the
+ * lanes of one vector, and so are the runs of a chunk. What is left after the whole blocks goes
+ * vector by vector, the last elements as part of a vector that ends where they end. */
 
 #define BLOCK 32
+#define RUN   (16 * BLOCK)    /* no sum is the result of many additions in a row */
 #define U     (BLOCK / W)     /* vectors in a block */
 #define G     (U < 4 ? U : 4) /* vectors in a group */
+
+/* Sums below this may lack what is subnormal. */
+#define LEAST_DOTS (JOIN2(HAS_DOTS_, ELEMENT) ? 0x1p-100 : 0)
 
 #define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
 #define BIAS_AT(i)   (affine & 2 ? bias + (i) : NULL)
@@ -19,30 +23,72 @@ typedef struct NAME(scale) {
   V shift, scale, offset;
 } NAME(scale);
 
+ALWAYS_INLINE void NAME(add_lanes)(NAME(lanes) * lanes, const NAME(lanes) * more) {
+  lanes->a += more->a;
+  lanes->b += more->b;
+}
+
 /* centered: sums of deviations from `shift`, otherwise of the elements themselves. */
 ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const bool centered,
-                                      NAME(lanes) * lanes, const T *x, V shift, const bool partial,
-                                      int64_t count) {
+                                      NAME(lanes) * lanes, const T *x, V shift) {
+#if JOIN2(HAS_DOTS_, ELEMENT)
+  if (!centered) {
+    UNROLL for (int j = 0; j < BLOCK; j += 2 * W) {
+      ADD_DOTS(&lanes->a, &lanes->b, x + j, statistic == ONEPASS_STATISTIC_ABS);
+    }
+    return;
+  }
+#endif
   V v[U];
   LOADS(v, x, U);
   UNROLL for (int j = 0; j < U; j++) {
     if (statistic == ONEPASS_STATISTIC_ABS) v[j] = ABS(v[j]);
     if (centered) v[j] -= shift;
-    if (centered && partial) v[j] = FIRST(v[j], count - j * W);
   }
   lanes->a += NAME(tree)(v, U);
   if (statistic == ONEPASS_STATISTIC_MOMENTS) lanes->b += NAME(dot)(v, v, U);
 }
 
-/* Once a row at most, so the choice of loop is made at run time to keep the code small. */
-NEVER_INLINE void NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) * lanes,
-                                    const T *x, C shift, int64_t count) {
-  T block[BLOCK] = {0};
-  memcpy(block, x, (size_t)count * sizeof(T));
-  NAME(gather_block)(statistic, centered, lanes, block, ALL(shift), true, count);
+/* Finish the sums of a chunk whose elements before `begin` are in `lanes` and, the last of them, in
+ * `run`: in the order in which a chunk is always summed, whatever else is done along with it. Once a
+ * row at most, so the choice of loop is made at run time to keep the code small. */
+NEVER_INLINE NAME(lanes)
+    NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) lanes,
+                      NAME(lanes) run, const T *x, C shift, int64_t begin, int64_t n) {
+  int64_t i = begin;
+  for (; i + BLOCK <= n; i += BLOCK) {
+    if (statistic == ONEPASS_STATISTIC_ABS) {
+      NAME(gather_block)(ONEPASS_STATISTIC_ABS, false, &run, x + i, ALL(0));
+    } else if (centered) {
+      NAME(gather_block)(ONEPASS_STATISTIC_MOMENTS, true, &run, x + i, ALL(shift));
+    } else {
+      NAME(gather_block)(ONEPASS_STATISTIC_MOMENTS, false, &run, x + i, ALL(0));
+    }
+  }
+  NAME(lanes) rest = {0};
+  for (; i < n; i += W) {
+    const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
+    V v = NAME(load_of)(x, at, n);
+    if (statistic == ONEPASS_STATISTIC_ABS) v = ABS(v);
+    if (centered) v -= ALL(shift);
+    v = ONLY(v, i - at, n - at);
+    rest.a += v;
+    if (statistic == ONEPASS_STATISTIC_MOMENTS) rest.b = FMA(v, v, rest.b);
+  }
+  NAME(add_lanes)(&lanes, &run);
+  NAME(add_lanes)(&lanes, &rest);
+  return lanes;
 }
 
 /* affine: 1 weight, 2 bias, 3 both, 0 neither. */
+ALWAYS_INLINE V NAME(apply_vector)(const onepass_statistic statistic, const bool centered,
+                                   const int affine, const NAME(scale) * s, V v, V weight, V bias) {
+  if (statistic == ONEPASS_STATISTIC_ABS) return v * s->scale;
+  v = FMA(centered ? v - s->shift : v, s->scale, s->offset);
+  if (affine == 3) return FMA(v, weight, bias);
+  return affine == 1 ? v * weight : affine == 2 ? v + bias : v;
+}
+
 ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bool centered,
                                      const int affine, const bool stream, const NAME(scale) * s,
                                      T *y, const T *x, const WT *weight, const WT *bias) {
@@ -52,29 +98,30 @@ ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bo
     if (affine & 1) LOADSW(w, weight + k * W, G);
     if (affine & 2) LOADSW(b, bias + k * W, G);
     UNROLL for (int j = 0; j < G; j++) {
-      if (statistic == ONEPASS_STATISTIC_ABS) {
-        v[j] *= s->scale;
-      } else {
-        v[j] = FMA(centered ? v[j] - s->shift : v[j], s->scale, s->offset);
-        if (affine == 3) v[j] = FMA(v[j], w[j], b[j]);
-        if (affine == 1) v[j] *= w[j];
-        if (affine == 2) v[j] += b[j];
-      }
+      v[j] = NAME(apply_vector)(statistic, centered, affine, s, v[j], w[j], b[j]);
     }
     STORES(y + k * W, v, G, stream);
   }
 }
 
+/* Elements begin..end of n, vector by vector. Fewer than a vector are done as part of one: what it
+ * has too much of is not stored. */
 NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
                                    const NAME(scale) * s, T *y, const T *x, const WT *weight,
-                                   const WT *bias, int64_t count) {
-  T in[BLOCK] = {0}, out[BLOCK];
-  WT w[BLOCK] = {0}, b[BLOCK] = {0};
-  memcpy(in, x, (size_t)count * sizeof(T));
-  if (affine & 1) memcpy(w, weight, (size_t)count * sizeof(WT));
-  if (affine & 2) memcpy(b, bias, (size_t)count * sizeof(WT));
-  NAME(apply_block)(statistic, centered, affine, false, s, out, in, w, b);
-  memcpy(y, out, (size_t)count * sizeof(T));
+                                   const WT *bias, int64_t begin, int64_t end, int64_t n) {
+  const V none = {0};
+  for (int64_t i = begin; i < end; i += W) {
+    const bool whole = i + W <= end;
+    const int64_t at = whole || i + W <= n ? i : NAME(last_vector)(n);
+    const V v = NAME(apply_vector)(statistic, centered, affine, s, NAME(load_of)(x, at, n),
+                                   affine & 1 ? NAME(load_weights_of)(weight, at, n) : none,
+                                   affine & 2 ? NAME(load_weights_of)(bias, at, n) : none);
+    if (whole) {
+      STORE(y + i, v, false);
+    } else {
+      STORE_LANES(y + at, v, i - at, end - at);
+    }
+  }
 }
 
 /* Gather a chunk of the next row and apply this row's scale to as many elements, block by block:
@@ -85,36 +132,42 @@ ALWAYS_INLINE NAME(lanes)
                    const bool stream, const bool gather, const bool apply, const T *next,
                    int64_t gather_count, C shift, const NAME(scale) * s, T *y, const T *x,
                    const WT *weight, const WT *bias, int64_t apply_count) {
-  NAME(lanes) lanes = {0};
+  NAME(lanes) lanes = {0}, run = {0};
   const NAME(scale) own = *s; /* a copy whose address nobody has stays in registers */
   const int64_t gather_end = gather_count / BLOCK * BLOCK, apply_end = apply_count / BLOCK * BLOCK;
   const int64_t end = !gather                            ? apply_end
                       : !apply || gather_end < apply_end ? gather_end
                                                          : apply_end;
   int64_t i = 0;
-  for (; i < end; i += BLOCK) {
-    if (gather) {
-      prefetch_ahead(next + i, BLOCK * sizeof(T));
-      NAME(gather_block)(statistic, centered, &lanes, next + i, ALL(shift), false, 0);
+  while (i < end) {
+    const int64_t run_end = gather && i + RUN < end ? i + RUN : end;
+    for (; i < run_end; i += BLOCK) {
+      if (gather) {
+        prefetch_ahead(next + i, BLOCK * sizeof(T));
+        NAME(gather_block)(statistic, centered, &run, next + i, ALL(shift));
+      }
+      if (!gather) prefetch_soon(next + i, BLOCK * sizeof(T));
+      if (apply) {
+        NAME(apply_block)
+        (statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
+      }
     }
-    if (!gather) prefetch_soon(next + i, BLOCK * sizeof(T));
-    if (apply) {
-      NAME(apply_block)
-      (statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
+    if (gather && i % RUN == 0) {
+      NAME(add_lanes)(&lanes, &run);
+      run = (NAME(lanes)){0};
     }
   }
-  /* Where y is not aligned the two counts differ by less than a block, hence at most two rests. */
-  for (int64_t k = i; apply && k < apply_count; k += BLOCK) {
-    const int64_t rest = apply_count - k < BLOCK ? apply_count - k : BLOCK;
-    NAME(apply_rest)(statistic, centered, affine, s, y + k, x + k, WEIGHT_AT(k), BIAS_AT(k), rest);
+  /* Where y is not aligned the two counts differ by less than a block. */
+  if (apply && i < apply_count) {
+    NAME(apply_rest)
+    (statistic, centered, affine, s, y, x, weight, bias, i, apply_count, apply_count);
   }
-  if (!gather || i == gather_count) return lanes;
-  NAME(lanes) all = lanes; /* lanes itself must not have its address taken */
-  for (int64_t k = i; k < gather_count; k += BLOCK) {
-    const int64_t rest = gather_count - k < BLOCK ? gather_count - k : BLOCK;
-    NAME(gather_rest)(statistic, centered, &all, next + k, shift, rest);
+  if (!gather) return lanes;
+  if (i == gather_count) {
+    NAME(add_lanes)(&lanes, &run);
+    return lanes;
   }
-  return all;
+  return NAME(gather_rest)(statistic, centered, lanes, run, next, shift, i, gather_count);
 }
 
 /* ---- The sums of a chunk --------------------------------------------------------------------- */
@@ -128,12 +181,13 @@ ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, c
 
 /* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is
  * so far from the shift that subtracting its square loses more than two bits (of few elements:
- * one), or if the squares overflow. */
+ * one), or if the squares overflow or are too small to be trusted. */
 ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
   const double n = (double)count, sum = (double)FOLD(lanes->a);
   const double of_mean = sum * sum / n, squares = (double)FOLD(lanes->b) - of_mean;
-  *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY);
+  *lossy = !(of_mean <= (count <= 4 * BLOCK ? 1 : 4) * squares && squares < INFINITY &&
+             squares >= LEAST_DOTS);
   return (onepass_row_sums){.a = (double)shift + sum / n, .b = squares < 0 ? 0 : squares};
 }
 
@@ -157,12 +211,19 @@ NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C s
   return sums.b < INFINITY ? sums : NAME(moments_in_double)(x, count);
 }
 
+/* The sum of |x| where some are so small that a sum of dots leaves them out. */
+NEVER_INLINE double NAME(small_sum)(const T *x, int64_t count) {
+  const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_ABS, true, x, count, 0);
+  return (double)FOLD(lanes.a);
+}
+
 /* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */
 ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
                                                 const NAME(lanes) * lanes, const T *x,
                                                 int64_t count, C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
-    return (onepass_row_sums){.a = (double)FOLD(lanes->a)};
+    const double sum = (double)FOLD(lanes->a);
+    return (onepass_row_sums){.a = sum < LEAST_DOTS ? NAME(small_sum)(x, count) : sum};
   }
   bool lossy;
   const onepass_row_sums sums = NAME(moments_of)(lanes, shift, count, &lossy);
@@ -176,7 +237,7 @@ ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *
   *shift = 0;
   if (statistic == ONEPASS_STATISTIC_ABS || count < 64 * BLOCK) return false;
   NAME(lanes) lanes = {0};
-  NAME(gather_block)(statistic, false, &lanes, x, ALL(0), false, 0);
+  NAME(gather_block)(statistic, false, &lanes, x, ALL(0));
   const C mean = FOLD(lanes.a) / BLOCK, square = FOLD(lanes.b) / BLOCK;
   if (5 * mean * mean <= 4 * square) return false;
   *shift = mean;
@@ -226,14 +287,14 @@ ALWAYS_INLINE NAME(scale) NAME(scale_of)(const onepass_row_scale *row) {
   return (NAME(scale)){ALL((C)row->shift), ALL((C)row->scale), ALL((C)row->offset)};
 }
 
-/* Elements of y before its first aligned vector go first; short rows are not worth it. */
+/* Elements of y before its first whole cache line go first; short rows are not worth it. */
 ALWAYS_INLINE int64_t NAME(apply_head)(const onepass_statistic statistic, const int affine,
                                        const bool stream, bool centered, const NAME(scale) * s,
                                        T *y, const T *x, const WT *weight, const WT *bias,
                                        int64_t n) {
   const int64_t unaligned = stream || n >= 4 * BLOCK ? NAME(to_alignment)(y) : 0;
   const int64_t head = unaligned < n ? unaligned : n;
-  if (head) NAME(apply_rest)(statistic, centered, affine, s, y, x, weight, bias, head);
+  if (head) NAME(apply_rest)(statistic, centered, affine, s, y, x, weight, bias, 0, head, n);
   return head;
 }
 
@@ -343,8 +404,8 @@ static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row
                        count)
 }
 
-static void NAME(save)(const onepass_norm_problem *p, const onepass_buffers *buffers, int64_t row,
-                       const onepass_row_scale *scale) {
+ALWAYS_INLINE void NAME(save)(const onepass_norm_problem *p, const onepass_buffers *buffers,
+                              int64_t row, const onepass_row_scale *scale) {
   C *mean = buffers->mean, *rstd = buffers->rstd;
   if (mean) mean[onepass_walk_offset(&p->rows, ONEPASS_ROLE_MEAN, row)] = (C)scale->mean;
   if (rstd) rstd[onepass_walk_offset(&p->rows, ONEPASS_ROLE_RSTD, row)] = (C)scale->rstd;
@@ -376,23 +437,32 @@ NEVER_INLINE void NAME(do_short_rows)(onepass_statistic statistic, const onepass
   }
 }
 
+NEVER_INLINE void NAME(apply_row)(onepass_statistic statistic, const onepass_norm_problem *p,
+                                  onepass_row_sums sums, T *y, const T *x, const WT *weight,
+                                  const WT *bias) {
+  const onepass_row_scale scale = onepass_scale_row(p, sums);
+  (statistic == ONEPASS_STATISTIC_ABS ? NAME(apply_abs) : NAME(apply_moments))(
+      p, &scale, y, x, weight, bias, p->elements.count);
+}
+
+/* A row's scale stays in registers: from memory, where it would be written number by number, it
+ * could not be read as a whole before the stores of the row before it are done. */
 ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int affine,
                                  const bool stream, const onepass_norm_problem *p,
                                  const onepass_buffers *buffers, int64_t begin, int64_t end) {
   const int64_t n = p->elements.count;
+  const WT *weight = buffers->weight, *bias = buffers->bias;
   const T *x = buffers->x, *next = x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, begin);
   onepass_row_sums sums = NAME(gather_row)(statistic, next, n);
   for (int64_t row = begin; row < end; row++) {
     const onepass_row_scale scale = onepass_scale_row(p, sums);
     if (statistic == ONEPASS_STATISTIC_MOMENTS) NAME(save)(p, buffers, row, &scale);
     const T *this = next;
-    const WT *weight = buffers->weight, *bias = buffers->bias;
     T *y = (T *)buffers->y + onepass_walk_offset(&p->rows, ONEPASS_ROLE_Y, row);
     const bool last = row + 1 == end;
     if (!last) next = x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, row + 1);
     if (last || scale.exact) {
-      (statistic == ONEPASS_STATISTIC_ABS ? NAME(apply_abs) : NAME(apply_moments))(
-          p, &scale, y, this, weight, bias, n);
+      NAME(apply_row)(statistic, p, sums, y, this, weight, bias);
       if (!last) sums = NAME(gather_row)(statistic, next, n);
     } else {
       sums =
@@ -426,5 +496,7 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
 #undef WEIGHT_AT
 #undef BIAS_AT
 #undef BLOCK
+#undef RUN
+#undef LEAST_DOTS
 #undef U
 #undef G

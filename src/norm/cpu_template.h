@@ -2,29 +2,35 @@
  *   ELEMENT  the type of x, y, dy, dx        WEIGHTS  of weight and bias        SUMS  of sums: f32
  * or f64 Functions take the statistic and whatever else changes the inner loop as constants and are
  * inlined, so each combination becomes its own loop. NAME(f) is f for this instance. */
-#define NAME(f) JOIN3(f, ELEMENT, WEIGHTS)
-#define T       JOIN2(element_, ELEMENT)
-#define WT      JOIN2(element_, WEIGHTS)
-#define C       JOIN2(scalar_, SUMS)
-#define V       JOIN2(vector_, SUMS)
-#define W       JOIN2(lanes_, SUMS)
-#define LOAD    JOIN2(load_, ELEMENT)
-#define LOADC   JOIN2(load_, SUMS)
-#define STORE   JOIN2(store_, ELEMENT)
-#define LOADS   JOIN2(loads_, ELEMENT)
-#define LOADSW  JOIN2(loads_, WEIGHTS)
-#define LOADSC  JOIN2(loads_, SUMS)
-#define STORES  JOIN2(stores_, ELEMENT)
-#define STORESC JOIN2(stores_, SUMS)
-#define STOREC  JOIN2(store_, SUMS)
-#define ALL     JOIN2(all_, SUMS)
-#define FIRST   JOIN2(first_, SUMS)
-#define FMA     JOIN2(fma_, SUMS)
-#define FOLD    JOIN2(fold_, SUMS)
-#define ABS     JOIN2(abs_, SUMS)
-#define SIGNED  JOIN2(signed_, SUMS)
-#define GET     JOIN2(get_, ELEMENT)
-#define PUT     JOIN2(put_, ELEMENT)
+#define NAME(f)      JOIN3(f, ELEMENT, WEIGHTS)
+#define T            JOIN2(element_, ELEMENT)
+#define WT           JOIN2(element_, WEIGHTS)
+#define C            JOIN2(scalar_, SUMS)
+#define V            JOIN2(vector_, SUMS)
+#define W            JOIN2(lanes_, SUMS)
+#define LOAD         JOIN2(load_, ELEMENT)
+#define LOADC        JOIN2(load_, SUMS)
+#define STORE        JOIN2(store_, ELEMENT)
+#define LOADW        JOIN2(load_, WEIGHTS)
+#define LOADS        JOIN2(loads_, ELEMENT)
+#define LOADSW       JOIN2(loads_, WEIGHTS)
+#define LOADSC       JOIN2(loads_, SUMS)
+#define STORES       JOIN2(stores_, ELEMENT)
+#define STORE_LANES  JOIN2(store_lanes_, ELEMENT)
+#define STORE_LANESC JOIN2(store_lanes_, SUMS)
+#define STORESC      JOIN2(stores_, SUMS)
+#define STOREC       JOIN2(store_, SUMS)
+#define ALL          JOIN2(all_, SUMS)
+#define ONLY         JOIN2(only_, SUMS)
+#define FMA          JOIN2(fma_, SUMS)
+#define FOLD         JOIN2(fold_, SUMS)
+#define ABS          JOIN2(abs_, SUMS)
+#define SIGNED       JOIN2(signed_, SUMS)
+#define ADD_DOTS     JOIN2(add_dots_, ELEMENT)
+#define GET          JOIN2(get_, ELEMENT)
+#define PUT          JOIN2(put_, ELEMENT)
+#define GETW         JOIN2(get_, WEIGHTS)
+#define GETC         JOIN2(get_, SUMS)
 
 /* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other,
  * and easier on the register file, as every other operand is a result just made. */
@@ -48,17 +54,46 @@ ALWAYS_INLINE V NAME(dot)(const V *a, const V *b, const int count) {
   return even + odd;
 }
 
-/* How many elements to do before p is aligned for whole-vector stores of T. */
+/* How many elements to do before p is where a cache line begins: stores from there on write one line
+ * after the other. */
 ALWAYS_INLINE int64_t NAME(to_alignment)(const T *p) {
-  const uintptr_t vector = W * sizeof(T);
-  return (int64_t)((vector - (uintptr_t)p % vector) % vector / sizeof(T));
+  enum { LINE = 64 };
+  return (int64_t)((LINE - (uintptr_t)p % LINE) % LINE / sizeof(T));
 }
+
+/* The vector at p + `at` of n elements. If those are fewer than a vector: they, and then zeros, put
+ * together in registers, as a load of what was just stored in parts would wait for the stores. */
+#define DEFINE_LOAD_OF(name, type, load, get)                        \
+  ALWAYS_INLINE V NAME(name)(const type *p, int64_t at, int64_t n) { \
+    if (n >= W) return load(p + at);                                 \
+    V v = {0};                                                       \
+    UNROLL for (int lane = 0; lane < W; lane++) {                    \
+      if (lane < n) v[lane] = get(p + lane);                         \
+    }                                                                \
+    return v;                                                        \
+  }
+DEFINE_LOAD_OF(load_of, T, LOAD, GET)
+DEFINE_LOAD_OF(load_weights_of, WT, LOADW, GETW)
+DEFINE_LOAD_OF(load_sums_of, C, LOADC, GETC)
+#undef DEFINE_LOAD_OF
+
+/* Where the last vector of n elements begins. */
+ALWAYS_INLINE int64_t NAME(last_vector)(int64_t n) { return n >= W ? n - W : 0; }
 
 #include "norm/cpu_forward.h"
 
 #include "norm/cpu_backward.h"
 
 #include "norm/cpu_columns.h"
+
+/* Weights in the type of sums, exactly. */
+static void NAME(widen_weights)(void *to, const void *from, int64_t count) {
+  C *wide = to;
+  const WT *weights = from;
+  int64_t i = 0;
+  for (; i + W <= count; i += W) STOREC(wide + i, LOADW(weights + i), false);
+  for (; i < count; i++) wide[i] = GETW(weights + i);
+}
 
 static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
     [ONEPASS_STATISTIC_ABS] = {.forward_rows = NAME(forward_rows_abs),
@@ -74,7 +109,8 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .apply = NAME(apply_moments),
                                    .gather_backward = NAME(gather_backward_moments),
                                    .apply_backward = NAME(apply_backward_moments),
-                                   .apply_gather_backward = NAME(apply_gather_backward_moments)},
+                                   .apply_gather_backward = NAME(apply_gather_backward_moments),
+                                   .widen_weights = NAME(widen_weights)},
 };
 
 #undef NAME
@@ -86,20 +122,26 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef LOAD
 #undef LOADC
 #undef STORE
+#undef LOADW
 #undef LOADS
 #undef LOADSW
 #undef LOADSC
 #undef STORES
+#undef STORE_LANES
+#undef STORE_LANESC
 #undef STORESC
 #undef STOREC
 #undef ALL
-#undef FIRST
+#undef ONLY
 #undef FMA
 #undef FOLD
 #undef ABS
 #undef SIGNED
+#undef ADD_DOTS
 #undef GET
 #undef PUT
+#undef GETW
+#undef GETC
 #undef ELEMENT
 #undef WEIGHTS
 #undef SUMS

@@ -4,11 +4,12 @@
 #include "norm/cpu.h"
 
 enum {
-  SEGMENT = 32768,             /* SPLIT: elements of all rows that a thread does together */
+  SEGMENT = 131072,            /* SPLIT: elements of all rows that a thread does together */
   MOST_ROW_BLOCKS = 64,        /* ROWS backward: partial dweights */
   LEAST_ROW_BLOCK = 16,        /* rows a partial dweight is worth */
   MOST_SUMMED_BY_ROWS = 16384, /* longer rows sum dweight by columns: partials would leave L2 */
   LEAST_STREAMED_ROW = 2048,   /* bytes; shorter rows have too many unaligned ends to stream */
+  LEAST_ROWS_WIDENED = 16,     /* fewer do not pay for widening their weights */
   NARROWEST_STRIP = 64,
   WIDEST_STRIP = 1024,
   LEAST_LANES = 8 /* COLUMNS: fewer rows side by side are packed instead */
@@ -108,6 +109,15 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
   return fits && rows >= 4 * (int64_t)threads ? ONEPASS_NORM_ROWS : ONEPASS_NORM_SPLIT;
 }
 
+/* Whether weights of a half type are better made f32 once than widened again for every row: there
+ * are many rows, and they still fit in the first-level cache beside the rows. */
+static bool worth_widening(const onepass_layouts *layouts, const onepass_norm_problem *p) {
+  const int64_t wide = 2 * (int64_t)sizeof(float) * p->elements.count;
+  return (layouts->present & weight_roles) && onepass_type_size(p->weight_type) < 4 &&
+         !p->packed_weights && p->rows.count >= LEAST_ROWS_WIDENED &&
+         wide <= onepass_this_machine()->l1 / 2;
+}
+
 /* Whole chunks, few enough for every thread to have a segment. */
 static int64_t choose_segment(const onepass_norm_problem *p, int threads) {
   const int64_t chunk = chunk_of(p);
@@ -167,7 +177,7 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
   if (summing && p->strategy == ONEPASS_NORM_ROWS) {
     p->partials_at = place(&end, (size_t)p->tasks * 2 * n * sizeof(double));
   }
-  if (p->packed_weights && has_weights) {
+  if ((p->packed_weights || p->widen_weights) && has_weights) {
     p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->weight_type));
   }
   p->scratch_size = (scratch_of(p, summing) + 63) / 64 * 64;
@@ -193,6 +203,11 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
   p->packed = !all_dense(&plan->layouts, whole_roles, &p->elements);
   p->packed_weights = !all_dense(&plan->layouts, weight_roles, &p->elements);
+  if (worth_widening(&plan->layouts, p)) {
+    p->widen_weights = p->kernels->widen_weights;
+    p->weight_type = ONEPASS_TYPE_F32;
+    p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
+  }
   p->lane_axis = find_lane_axis(&plan->layouts, &p->rows);
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->strategy = choose_strategy(&plan->layouts, p, threads);

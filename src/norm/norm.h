@@ -48,6 +48,7 @@ typedef struct onepass_norm_problem {
   bool packed;         /* some rows are not dense in memory: copy chunks of them before and after */
   bool stream;         /* what moves exceeds the caches: write past them */
   bool packed_weights; /* weight or bias is not dense: copy them first */
+  void (*widen_weights)(void *to, const void *from, int64_t count); /* or, if not NULL, do this */
   int threads;
   double eps;
   double one_over_n;        /* of the elements in a row */

@@ -8,6 +8,7 @@
 
 #include "calls.h"
 #include "expect.h"
+#include "levels.h"
 
 static const int64_t the_shape[2] = {5, 67};
 
@@ -207,11 +208,56 @@ static void test_a_constant_row_of_layer_norm_is_the_bias(void) {
   }
 }
 
+/* Rows whose elements are all alike, by less than a deviation of 1 / sqrt(eps) from zero, so that
+ * mean * rstd is a number that has to be rounded. */
+static void set_constant_rows(call *c) {
+  const int64_t rows = c->role[X]->shape[0], n = c->role[X]->shape[1];
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < n; i++) array_set(c->role[X], row * n + i, 1e-5 * (double)(row + 1));
+    if (c->kind != LAYER_BACKWARD) continue;
+    array_set(c->role[MEAN], row, array_get(c->role[X], row * n));
+    array_set(c->role[RSTD], row, 1 / sqrt(c->norm.eps));
+  }
+}
+
+static void expect_nothing_of_constant_rows(enum kind kind, onepass_dtype dtype, int64_t n,
+                                            int level) {
+  const int64_t shape[2] = {200, n};
+  call *c = call_new(kind, dtype, 2, shape, 1);
+  c->norm.eps = 1e-5;
+  c->options.vector_level = level;
+  set_constant_rows(c);
+  EXPECT_OK(call_run(c));
+  const array *out = c->role[kind == LAYER_FORWARD ? Y : DWEIGHT];
+  for (int64_t i = 0; i < out->count; i++) {
+    double wanted = kind == LAYER_FORWARD ? array_get(c->role[BIAS], i % n) : 0;
+    EXPECT(array_get(out, i) == wanted, "%s, constant rows of %d %s, %s: %g, not %g",
+           kind_name[kind], (int)n, dtype_name(dtype), level_name[level], array_get(out, i),
+           wanted);
+  }
+  call_free(c);
+}
+
+/* There x - mean is 0, so y is the bias and dweight 0: not a rounding error times 1 / sqrt(eps). */
+static void test_constant_rows_of_layer_norm_leave_nothing_of_x(void) {
+  const int64_t lengths[] = {1, 2, 3, 67, 1024, 20000};
+  for (int level = 0; level < LEVELS; level++) {
+    for (size_t d = 0; cpu_has_level(level) && d < 4; d++) {
+      for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        expect_nothing_of_constant_rows(LAYER_BACKWARD, every_dtype[d], lengths[l], level);
+        if (lengths[l] > 4) continue; /* the sum of more equal numbers is rounded */
+        expect_nothing_of_constant_rows(LAYER_FORWARD, every_dtype[d], lengths[l], level);
+      }
+    }
+  }
+}
+
 /* Denormals are numbers: they are not flushed to zero on the way in. */
 static void test_a_row_of_denormals_is_normalized(void) {
-  for (int wide = 0; wide < 2; wide++) {
-    call *c = call_on(L1_FORWARD, wide ? ONEPASS_F64 : ONEPASS_F32, 0);
-    double tiny = wide ? 4e-310 : 3e-40;
+  for (size_t d = 0; d < 4; d++) {
+    if (every_dtype[d].code == ONEPASS_F16.code && every_dtype[d].bits == 16) continue;
+    call *c = call_on(L1_FORWARD, every_dtype[d], 0);
+    double tiny = every_dtype[d].bits == 64 ? 4e-310 : 3e-40;
     set_row(c->role[X], 2, tiny);
     array_set(c->role[X], 2 * the_shape[1] + 1, -tiny);
     c->norm.reduction = ONEPASS_SUM;
@@ -219,7 +265,29 @@ static void test_a_row_of_denormals_is_normalized(void) {
     for (int64_t i = 0; i < the_shape[1]; i++) {
       double y = array_get(c->role[Y], 2 * the_shape[1] + i);
       double wanted = (i == 1 ? -1.0 : 1.0) / (double)the_shape[1];
-      EXPECT(fabs(y - wanted) <= 1e-5, "a denormal over its sum is %g, not %g", y, wanted);
+      EXPECT(fabs(y - wanted) <= 1e-5 + dtype_unit(every_dtype[d]) * fabs(wanted),
+             "a denormal %s over its sum is %g, not %g", dtype_name(every_dtype[d]), y, wanted);
+    }
+    call_free(c);
+  }
+}
+
+/* Squares of 1e-20 are denormal in f32, and a row around zero gives no hint that they are lost. */
+static void test_layer_norm_of_values_whose_squares_are_denormal(void) {
+  for (size_t d = 0; d < 4; d++) {
+    if (every_dtype[d].code == ONEPASS_F16.code && every_dtype[d].bits == 16) continue;
+    const int64_t shape[2] = {3, 640};
+    call *c = call_new(LAYER_FORWARD, every_dtype[d], 2, shape, 1);
+    c->norm.eps = 0;
+    array_fill(c->role[WEIGHT], 1);
+    array_fill(c->role[BIAS], 0);
+    for (int64_t i = 0; i < c->role[X]->count; i++)
+      array_set(c->role[X], i, i % 2 ? 1e-20 : -1e-20);
+    EXPECT_OK(call_run(c));
+    for (int64_t i = 0; i < c->role[Y]->count; i++) {
+      double y = array_get(c->role[Y], i), wanted = i % 2 ? 1 : -1;
+      EXPECT(fabs(y - wanted) <= 1e-2, "%s: %g became %g", dtype_name(every_dtype[d]),
+             wanted * 1e-20, y);
     }
     call_free(c);
   }
@@ -345,7 +413,9 @@ int main(void) {
   test_pooling_keeps_nan_and_infinity_in_their_windows();
   test_layer_norm_of_a_large_offset_keeps_its_digits();
   test_a_constant_row_of_layer_norm_is_the_bias();
+  test_constant_rows_of_layer_norm_leave_nothing_of_x();
   test_a_row_of_denormals_is_normalized();
+  test_layer_norm_of_values_whose_squares_are_denormal();
   test_half_denormals_are_read_and_written();
   test_huge_values_do_not_overflow_where_the_answer_is_small();
   test_results_over_the_largest_half_are_infinite();

@@ -116,7 +116,7 @@ static void test_the_number_of_threads_does_not_show_in_the_bits(void) {
   const int64_t million = SLOW ? 100000 : 1000000;
   const int64_t shapes[][3] = {
       {1, 1, 3 * million + 1}, {1, 3, million / 3},   {1, 2000, 64}, {3, 129, 1023},
-      {1, 7, 40000},           {2, million / 100, 3}, {1, 5, 1}};
+      {1, 7, 40000},           {2, million / 100, 3}, {1, 5, 1},     {2, 19, 1025}};
   const int threads[] = {2, 3, 5, 8};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
     for (int k = 0; k < KINDS; k++) {
