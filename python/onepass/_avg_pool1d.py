@@ -10,14 +10,18 @@ from . import _native
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
+    ERRORS,
+    OPERATOR,
     NotCovered,
+    below_autograd,
     define,
     differentiate,
     explain,
     has_known_type,
     is_compiling,
-    is_traceable,
     needs_grad,
+    way_back,
+    way_of_watched,
 )
 
 __all__ = ["avg_pool1d"]
@@ -36,32 +40,31 @@ def avg_pool1d(
 ) -> Tensor:
     """torch.nn.functional.avg_pool1d."""
     kernel = _length(kernel_size)
-    step = kernel if stride is None or stride == () else _length(stride)
-    pad = _length(padding)
-    window = (kernel, step, pad, ceil_mode, count_include_pad)
-    kind, traceable = 0, False
-    if kernel < 1 or step < 1 or pad < 0 or 2 * pad > kernel:
-        pass
-    elif is_compiling():
-        traceable = True
+    step = kernel if stride is None else _length(stride)
+    window = (kernel, step, _length(padding), ceil_mode, count_include_pad)
+    if is_compiling():
+        way = OPERATOR
     else:
-        kind = _native.kind(input) & ~_native.AUTOCAST  # which leaves it alone
-        traceable = not kind and is_traceable(input)
-    if (kind or traceable) and _covers(input, window):
-        if kind == DIRECT:
-            output = _new_output(input, window)
-            if _native.avg_pool1d(input, *window, output):
-                return output
-        elif kind == DIRECT_WITH_GRAD:
-            try:
-                return _apply(input, *window)
-            except NotCovered:
-                pass
-        elif has_known_type(input):
-            return _operator(input, *window)
-    return explain(torch.nn.functional.avg_pool1d, "avg_pool1d", {
-        "input": input, "kernel_size": kernel_size, "stride": kernel if stride is None else stride,
-        "padding": padding, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad})
+        way = _native.kind(input) or way_of_watched(input)
+    if way == DIRECT:
+        output = _native.avg_pool1d(input, *window)
+        if output is not None:
+            return output
+    elif way == DIRECT_WITH_GRAD:
+        try:
+            return _apply(input, *window)
+        except NotCovered:
+            pass
+    elif way == OPERATOR and _covers(input, window):
+        return _operator(input, *window)
+    try:
+        return torch.nn.functional.avg_pool1d(
+            input, kernel_size, () if stride is None else stride, padding, ceil_mode,
+            count_include_pad)
+    except ERRORS as error:
+        raise explain(error, "avg_pool1d", input=input, kernel_size=kernel_size, stride=stride,
+                      padding=padding, ceil_mode=ceil_mode,
+                      count_include_pad=count_include_pad) from None
 
 
 def _length(given: Length) -> int:
@@ -72,8 +75,13 @@ def _length(given: Length) -> int:
 
 
 def _covers(input: Tensor, window: Window) -> bool:
-    # What has no channels is an error in PyTorch.
-    return input.dim() in (2, 3) and input.numel() > 0 and _pooled(input.shape[-1], window) > 0
+    """For those who look at tensors without data; where there is data the C library decides."""
+    kernel, stride, padding, _, _ = window
+    if kernel < 1 or stride < 1 or not 0 <= 2 * padding <= kernel:
+        return False
+    if not has_known_type(input) or input.dim() not in (2, 3) or input.numel() == 0:
+        return False
+    return _pooled(input.shape[-1], window) > 0
 
 
 def _pooled(length: int, window: Window) -> int:
@@ -85,30 +93,31 @@ def _pooled(length: int, window: Window) -> int:
     return pooled
 
 
-def _new_output(input: Tensor, window: Window) -> Tensor:
-    return input.new_empty((*input.shape[:-1], _pooled(input.shape[-1], window)))
-
-
 # ---- With the C library -------------------------------------------------------------------------------
+
+
+def _forward(input: Tensor, *window: Any) -> Tensor:
+    output = _native.avg_pool1d(input, *window)
+    if output is None:
+        raise NotCovered("avg_pool1d")
+    return output
 
 
 class _AvgPool1d(Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, *window: Any) -> Tensor:
-        output = _new_output(input, window)
-        if not _native.avg_pool1d(input, *window, output):
-            raise NotCovered("avg_pool1d")
         ctx.shape, ctx.window = input.shape, window
-        return output
+        return _forward(input, *window)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        kind = _native.kind(grad)
-        if kind & ~_native.AUTOCAST == DIRECT and not torch.is_grad_enabled():
-            grad_input = _backward_kernel(grad, ctx.shape, *ctx.window)
-        elif not torch.is_grad_enabled() and is_traceable(grad):
-            grad_input = _backward_operator(grad, ctx.shape, *ctx.window)
-        else:
+        way = way_back(grad)
+        grad_input: Optional[Tensor] = None
+        if way == DIRECT:
+            grad_input = _native.avg_pool1d_backward(grad, ctx.shape[-1], *ctx.window)
+        elif way == OPERATOR:
+            grad_input = _backward_operator(grad, ctx.shape[-1], *ctx.window)
+        if grad_input is None:
             # The operator is linear: its gradient does not depend on where it is taken.
             anywhere = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device,
                                    requires_grad=True)
@@ -121,53 +130,45 @@ class _AvgPool1d(Function):
 # Function.apply itself only looks whether a functorch transform is active, which is known here.
 _apply = super(Function, _AvgPool1d).apply
 
-
-def _backward_kernel(grad: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
-    grad_input = grad.new_empty(shape)
-    if not _native.avg_pool1d_backward(grad, *window, grad_input):
-        raise NotCovered("avg_pool1d_backward")
-    return grad_input
-
-
 # ---- For torch.compile and export ---------------------------------------------------------------------
 
 
-def _forward_kernel(input: Tensor, *window: Any) -> Tensor:
-    output = _new_output(input, window)
-    if not _native.avg_pool1d(input, *window, output):
-        raise NotCovered("avg_pool1d")
-    return output
-
-
 def _forward_meta(input: Tensor, *window: Any) -> Tensor:
-    return _new_output(input, window)
+    return input.new_empty((*input.shape[:-1], _pooled(input.shape[-1], window)))
 
 
 class _TracedAvgPool1d(_AvgPool1d):
     @staticmethod
     def forward(ctx: Any, input: Tensor, *window: Any) -> Tensor:
         ctx.shape, ctx.window = input.shape, window
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return _operator(input, *window)
 
 
 def _forward_autograd(input: Tensor, *window: Any) -> Tensor:
     if needs_grad(input):
         return _TracedAvgPool1d.apply(input, *window)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _operator(input, *window)
 
 
-def _backward_meta(grad: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
-    return grad.new_empty(shape)
+def _backward(grad: Tensor, length: int, *window: Any) -> Tensor:
+    grad_input = _native.avg_pool1d_backward(grad, length, *window)
+    if grad_input is None:
+        raise NotCovered("avg_pool1d_backward")
+    return grad_input
+
+
+def _backward_meta(grad: Tensor, length: int, *window: Any) -> Tensor:
+    return grad.new_empty((*grad.shape[:-1], length))
 
 
 _WINDOW = "int kernel, int stride, int padding, bool ceil_mode, bool count_include_pad"
 _operator = define(
     f"avg_pool1d(Tensor input, {_WINDOW}) -> Tensor",
-    _forward_kernel, _forward_meta, _forward_autograd,
+    _forward, _forward_meta, _forward_autograd,
 )
 _backward_operator = define(
-    f"avg_pool1d_backward(Tensor grad, SymInt[] shape, {_WINDOW}) -> Tensor",
-    _backward_kernel, _backward_meta,
+    f"avg_pool1d_backward(Tensor grad, SymInt length, {_WINDOW}) -> Tensor",
+    _backward, _backward_meta,
 )

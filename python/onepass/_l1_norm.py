@@ -10,14 +10,18 @@ from . import _native
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
+    ERRORS,
+    OPERATOR,
     NotCovered,
+    below_autograd,
     define,
     differentiate,
     explain,
     has_known_type,
     is_compiling,
-    is_traceable,
     needs_grad,
+    way_back,
+    way_of_watched,
 )
 
 __all__ = ["l1_norm"]
@@ -29,27 +33,28 @@ def l1_norm(input: Tensor, dim: int = 1, mode: str = "mean", eps: float = 0.0) -
         raise ValueError(f'l1_norm(): mode must be "mean" or "sum", but got {mode!r}')
     by_sum = mode == "sum"
     if is_compiling():
-        traceable = True
+        way = OPERATOR
     else:
-        kind = _native.kind(input) & ~_native.AUTOCAST  # which leaves it alone
-        if kind == DIRECT:
-            output = torch.empty_like(input)
-            if _native.l1_norm(input, dim, by_sum, eps, output):
-                return output
-        elif kind == DIRECT_WITH_GRAD:
-            try:
-                return _apply(input, dim, by_sum, eps)
-            except NotCovered:
-                pass
-        traceable = not kind and is_traceable(input)
-    if traceable and has_known_type(input) and -input.dim() <= dim < input.dim():
+        way = _native.kind(input) or way_of_watched(input)
+    if way == DIRECT:
+        output = _native.l1_norm(input, dim, by_sum, eps)
+        if output is not None:
+            return output
+    elif way == DIRECT_WITH_GRAD:
+        try:
+            return _apply(input, dim, by_sum, eps)
+        except NotCovered:
+            pass
+    elif way == OPERATOR and has_known_type(input) and -input.dim() <= dim < input.dim():
         return _operator(input, dim, by_sum, eps)
-    return explain(_by_torch, "l1_norm", {
-        "input": input, "dim": dim, "by_sum": by_sum, "eps": eps})
+    try:
+        return _by_torch(input, dim, by_sum, eps)
+    except ERRORS as error:
+        raise explain(error, "l1_norm", input=input, dim=dim, mode=mode, eps=eps) from None
 
 
 def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    if not (input.is_floating_point() or input.is_complex()):
+    if not (torch.is_floating_point(input) or torch.is_complex(input)):
         raise RuntimeError(f"l1_norm(): input must be of a floating-point type, not {input.dtype}")
     size = input.abs()
     scale = size.sum(dim, keepdim=True) if by_sum else size.mean(dim, keepdim=True)
@@ -59,27 +64,30 @@ def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
 # ---- With the C library -------------------------------------------------------------------------------
 
 
+def _forward(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
+    output = _native.l1_norm(input, dim, by_sum, eps)
+    if output is None:
+        raise NotCovered("l1_norm")
+    return output
+
+
 class _L1Norm(Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-        output = torch.empty_like(input)
-        if not _native.l1_norm(input, dim, by_sum, eps, output):
-            raise NotCovered("l1_norm")
         ctx.save_for_backward(input)
         ctx.options = (dim, by_sum, eps)
-        return output
+        return _forward(input, dim, by_sum, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         input, = ctx.saved_tensors
-        kind = _native.kind(grad, input)
-        if kind & ~_native.AUTOCAST == DIRECT and not torch.is_grad_enabled():
-            grad_input = torch.empty_like(input)
-            if not _native.l1_norm_backward(grad, input, *ctx.options, grad_input):
-                raise NotCovered("l1_norm_backward")
-        elif not torch.is_grad_enabled() and is_traceable(grad, input):
+        way = way_back(grad, input)
+        grad_input: Optional[Tensor] = None
+        if way == DIRECT:
+            grad_input = _native.l1_norm_backward(grad, input, *ctx.options)
+        elif way == OPERATOR:
             grad_input = _backward_operator(grad, input, *ctx.options)
-        else:
+        if grad_input is None:
             grad_input, = differentiate(
                 lambda x: _by_torch(x, *ctx.options), (input,), (True,), grad)
         return grad_input, None, None, None
@@ -91,15 +99,9 @@ _apply = super(Function, _L1Norm).apply
 # ---- For torch.compile and export ---------------------------------------------------------------------
 
 
-def _forward_kernel(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    if not _native.l1_norm(input, dim, by_sum, eps, output):
-        raise NotCovered("l1_norm")
-    return output
-
-
-def _forward_meta(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
+def _meta(*arguments: Any) -> Tensor:
+    """Of both directions: the tensor before dim is x."""
+    return torch.empty_like(arguments[-4])
 
 
 class _TracedL1Norm(_L1Norm):
@@ -107,33 +109,29 @@ class _TracedL1Norm(_L1Norm):
     def forward(ctx: Any, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
         ctx.save_for_backward(input)
         ctx.options = (dim, by_sum, eps)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return _operator(input, dim, by_sum, eps)
 
 
 def _forward_autograd(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
     if needs_grad(input):
         return _TracedL1Norm.apply(input, dim, by_sum, eps)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _operator(input, dim, by_sum, eps)
 
 
-def _backward_kernel(grad: Tensor, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    grad_input = torch.empty_like(input, memory_format=torch.contiguous_format)
-    if not _native.l1_norm_backward(grad, input, dim, by_sum, eps, grad_input):
+def _backward(grad: Tensor, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
+    grad_input = _native.l1_norm_backward(grad, input, dim, by_sum, eps)
+    if grad_input is None:
         raise NotCovered("l1_norm_backward")
     return grad_input
 
 
-def _backward_meta(grad: Tensor, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    return torch.empty_like(input, memory_format=torch.contiguous_format)
-
-
 _operator = define(
     "l1_norm(Tensor input, int dim, bool by_sum, float eps) -> Tensor",
-    _forward_kernel, _forward_meta, _forward_autograd,
+    _forward, _meta, _forward_autograd,
 )
 _backward_operator = define(
     "l1_norm_backward(Tensor grad, Tensor input, int dim, bool by_sum, float eps) -> Tensor",
-    _backward_kernel, _backward_meta,
+    _backward, _meta,
 )

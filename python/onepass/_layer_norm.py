@@ -11,14 +11,18 @@ from . import _native
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
+    ERRORS,
+    OPERATOR,
     NotCovered,
+    below_autograd,
     define,
     differentiate,
     explain,
     has_known_type,
     is_compiling,
-    is_traceable,
     needs_grad,
+    way_back,
+    way_of_watched,
 )
 
 __all__ = ["layer_norm"]
@@ -33,28 +37,27 @@ def layer_norm(
 ) -> Tensor:
     """torch.nn.functional.layer_norm."""
     if is_compiling():
-        traceable = True
+        way = OPERATOR
     else:
-        kind = _native.kind(input, weight, bias)
-        if kind & _native.AUTOCAST:
-            kind -= _native.AUTOCAST
-            if input.is_cuda and torch.is_autocast_enabled():
-                input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
-        if kind == DIRECT:
-            output = torch.empty_like(input, memory_format=torch.contiguous_format)
-            if _native.layer_norm(input, normalized_shape, weight, bias, eps, output, None):
-                return output
-        elif kind == DIRECT_WITH_GRAD:
-            try:
-                return _apply(input, normalized_shape, weight, bias, eps)
-            except NotCovered:
-                pass
-        traceable = not kind and is_traceable(input, weight, bias)
-    if traceable and _covers(input, normalized_shape, weight, bias):
+        way = _native.kind(input, weight, bias) or way_of_watched(input, weight, bias)
+        if way & DIRECT and input.is_cuda and torch.is_autocast_enabled():
+            input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
+    if way == DIRECT:
+        output = _native.layer_norm(input, normalized_shape, weight, bias, eps, 0)
+        if output is not None:
+            return output
+    elif way == DIRECT_WITH_GRAD:
+        try:
+            return _apply(input, normalized_shape, weight, bias, eps)
+        except NotCovered:
+            pass
+    elif way == OPERATOR and _covers(input, normalized_shape, weight, bias):
         return _operator(input, normalized_shape, weight, bias, eps)[0]
-    return explain(torch.nn.functional.layer_norm, "layer_norm", {
-        "input": input, "normalized_shape": normalized_shape, "weight": weight, "bias": bias,
-        "eps": eps})
+    try:
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    except ERRORS as error:
+        raise explain(error, "layer_norm", input=input, normalized_shape=normalized_shape,
+                      weight=weight, bias=bias, eps=eps) from None
 
 
 def _covers(
@@ -92,50 +95,6 @@ def _to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
 # ---- With the C library -------------------------------------------------------------------------------
 
 
-def _rows(input: Tensor, normalized_shape: Sequence[int]) -> int:
-    return math.prod(input.shape[:input.dim() - len(normalized_shape)])
-
-
-def _new_statistics(input: Tensor, normalized_shape: Sequence[int]) -> Tensor:
-    """Room for the mean and 1/deviation of each row."""
-    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-    return input.new_empty((2, _rows(input, normalized_shape)), dtype=dtype)
-
-
-def _forward(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    eps: float,
-) -> Tuple[Tensor, Tensor]:
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    statistics = _new_statistics(input, normalized_shape)
-    if not _native.layer_norm(input, normalized_shape, weight, bias, eps, output, statistics):
-        raise NotCovered("layer_norm")
-    return output, statistics
-
-
-def _backward(
-    grad: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    statistics: Tensor,
-    wanted: Sequence[bool],
-) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    # An expanded gradient, as of sum(), would be read element by element.
-    grad, input = grad.contiguous(), input.contiguous()
-    grad_input = torch.empty_like(input)
-    grad_weight = torch.empty_like(weight) if wanted[1] else None
-    grad_bias = torch.empty_like(bias) if wanted[2] else None
-    if not _native.layer_norm_backward(grad, input, normalized_shape, weight, statistics,
-                                       grad_input, grad_weight, grad_bias):
-        raise NotCovered("layer_norm_backward")
-    return grad_input if wanted[0] else None, grad_weight, grad_bias
-
-
 class _LayerNorm(Function):
     @staticmethod
     def forward(
@@ -146,35 +105,55 @@ class _LayerNorm(Function):
         bias: Optional[Tensor],
         eps: float,
     ) -> Tensor:
-        output, statistics = _forward(input, normalized_shape, weight, bias, eps)
-        ctx.save_for_backward(input, weight, bias, statistics)
-        ctx.normalized_shape, ctx.eps = normalized_shape, eps
-        return output
+        results = _native.layer_norm(
+            input, normalized_shape, weight, bias, eps, _native.STATISTICS)
+        if results is None:
+            raise NotCovered("layer_norm")
+        ctx.save_for_backward(input, weight, bias)
+        ctx.rest = (normalized_shape, eps, results[1])
+        return results[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: None) -> Tuple[Optional[Tensor], ...]:
-        input, weight, bias, statistics = ctx.saved_tensors
-        shape = ctx.normalized_shape
+        input, weight, bias = ctx.saved_tensors
+        shape, eps, statistics = ctx.rest
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[2], needs[3])
-        grads: Tuple[Optional[Tensor], ...]
-        kind = _native.kind(grad, input, weight, bias)
-        if kind & ~_native.AUTOCAST == DIRECT and not torch.is_grad_enabled():
-            grads = _backward(grad, input, shape, weight, bias, statistics, wanted)
-        elif not torch.is_grad_enabled() and is_traceable(grad, input, weight, bias):
-            results = _backward_operator(grad, input, shape, weight, bias, statistics, wanted)
-            grads = tuple(result if want else None for result, want in zip(results, wanted))
-        else:
+        way = way_back(grad, input, weight, bias)
+        grads: Optional[Tuple[Optional[Tensor], ...]] = None
+        if way == DIRECT:
+            # An expanded gradient, as of sum(), would be read element by element.
+            grads = _native.layer_norm_backward(
+                grad.contiguous(), input, shape, weight, bias, statistics, wanted[1], wanted[2])
+        elif way == OPERATOR:
+            grads = _backward_operator(grad, input, shape, weight, bias, statistics, wanted)
+        if grads is None:
             grads = differentiate(
-                lambda x, w, b: torch.nn.functional.layer_norm(x, shape, w, b, ctx.eps),
+                lambda x, w, b: torch.nn.functional.layer_norm(x, shape, w, b, eps),
                 (input, weight, bias), wanted, grad)
-        return grads[0], None, grads[1], grads[2], None
+        kept = [grad if want else None for grad, want in zip(grads, wanted)]
+        return kept[0], None, kept[1], kept[2], None
 
 
 # Function.apply itself only looks whether a functorch transform is active, which is known here.
 _apply = super(Function, _LayerNorm).apply
 
 # ---- For torch.compile and export ---------------------------------------------------------------------
+
+
+def _forward(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor]:
+    """The output, and what its gradient needs to know of each row."""
+    results = _native.layer_norm(
+        input, normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
+    if results is None:
+        raise NotCovered("layer_norm")
+    return results
 
 
 def _forward_meta(
@@ -185,7 +164,9 @@ def _forward_meta(
     eps: float,
 ) -> Tuple[Tensor, Tensor]:
     output = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return output, _new_statistics(input, normalized_shape)
+    rows = math.prod(input.shape[:input.dim() - len(normalized_shape)])
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return output, input.new_empty((2, rows), dtype=dtype)
 
 
 class _TracedLayerNorm(_LayerNorm):
@@ -198,10 +179,10 @@ class _TracedLayerNorm(_LayerNorm):
         bias: Optional[Tensor],
         eps: float,
     ) -> Tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             output, statistics = _operator(input, normalized_shape, weight, bias, eps)
-        ctx.save_for_backward(input, weight, bias, statistics)
-        ctx.normalized_shape, ctx.eps = normalized_shape, eps
+        ctx.save_for_backward(input, weight, bias)
+        ctx.rest = (normalized_shape, eps, statistics)
         ctx.mark_non_differentiable(statistics)
         return output, statistics
 
@@ -215,7 +196,7 @@ def _forward_autograd(
 ) -> Tuple[Tensor, Tensor]:
     if needs_grad(input, weight, bias):
         return _TracedLayerNorm.apply(input, normalized_shape, weight, bias, eps)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _operator(input, normalized_shape, weight, bias, eps)
 
 
@@ -240,7 +221,10 @@ def _backward_kernel(
     statistics: Tensor,
     wanted: List[bool],
 ) -> Tuple[Tensor, ...]:
-    grads = _backward(grad, input, normalized_shape, weight, bias, statistics, wanted)
+    grads = _native.layer_norm_backward(grad.contiguous(), input, normalized_shape, weight, bias,
+                                        statistics, wanted[1], wanted[2])
+    if grads is None:
+        raise NotCovered("layer_norm_backward")
     return tuple(input.new_empty(0) if grad is None else grad for grad in grads)
 
 
@@ -256,7 +240,7 @@ def _backward_meta(
     return tuple(
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if want
         else input.new_empty(0)
-        for tensor, want in zip((input, weight, bias), wanted)
+        for tensor, want in zip((input, weight, bias), (True, wanted[1], wanted[2]))
     )
 
 

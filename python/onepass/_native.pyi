@@ -1,26 +1,29 @@
 """The C library for PyTorch's tensors; _native.c says what it promises."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
-from torch import Tensor, dtype, layout
+from torch import Tensor, dtype
 
 PLAIN: int
 NEEDS_GRAD: int
-AUTOCAST: int
+NO_STATISTICS: int
+STATISTICS: int
+STATISTICS_TENSOR: int
 version: str
 
 def setup(
     exchange: Any,
     tensor_type: type,
     parameter_type: type,
-    strided: layout,
     modes: Tuple[Callable[[], object], ...],
-    autocast: Callable[[], bool],
     grad_enabled: Callable[[], bool],
     forward_ad: Any,
     threads: Callable[[], int],
     stream: Callable[[int], int],
-    allocate: Callable[[int, int], Tensor],
+    workspace: Callable[[int, int], Tensor],
+    empty_like: Callable[..., Tensor],
+    contiguous: Dict[str, Any],
+    float32: Dict[str, Any],
     dtypes: Dict[dtype, Tuple[int, int]],
     /,
 ) -> None: ...
@@ -32,25 +35,24 @@ def layer_norm(
     weight: Optional[Tensor],
     bias: Optional[Tensor],
     eps: float,
-    y: Tensor,
-    statistics: Optional[Tensor],
+    statistics: int,
     /,
-) -> bool: ...
+) -> Any: ...
 def layer_norm_backward(
     dy: Tensor,
     x: Tensor,
     normalized_shape: Sequence[int],
     weight: Optional[Tensor],
-    statistics: Tensor,
-    dx: Tensor,
-    dweight: Optional[Tensor],
-    dbias: Optional[Tensor],
+    bias: Optional[Tensor],
+    statistics: Union[Tensor, bytes],
+    wants_weight: bool,
+    wants_bias: bool,
     /,
-) -> bool: ...
-def l1_norm(x: Tensor, dim: int, by_sum: bool, eps: float, y: Tensor, /) -> bool: ...
+) -> Optional[Tuple[Tensor, Optional[Tensor], Optional[Tensor]]]: ...
+def l1_norm(x: Tensor, dim: int, by_sum: bool, eps: float, /) -> Optional[Tensor]: ...
 def l1_norm_backward(
-    dy: Tensor, x: Tensor, dim: int, by_sum: bool, eps: float, dx: Tensor, /
-) -> bool: ...
+    dy: Tensor, x: Tensor, dim: int, by_sum: bool, eps: float, /
+) -> Optional[Tensor]: ...
 def avg_pool1d(
     x: Tensor,
     kernel: int,
@@ -58,16 +60,15 @@ def avg_pool1d(
     padding: int,
     ceil_mode: bool,
     count_include_pad: bool,
-    y: Tensor,
     /,
-) -> bool: ...
+) -> Optional[Tensor]: ...
 def avg_pool1d_backward(
     dy: Tensor,
+    length: int,
     kernel: int,
     stride: int,
     padding: int,
     ceil_mode: bool,
     count_include_pad: bool,
-    dx: Tensor,
     /,
-) -> bool: ...
+) -> Optional[Tensor]: ...

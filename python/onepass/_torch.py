@@ -1,16 +1,17 @@
 """What the operators need of PyTorch, whichever version it is.
 
-A call of an operator goes one of four ways:
+A call of an operator goes one of these ways:
 
-direct       Plain tensors, nothing watching: straight to the C library, with an autograd.Function
-             around it where a gradient is needed. This is the way that has to be quick.
-operator     Somebody wants to see the call rather than its result: torch.compile, export, fake
-             tensors. They get an operator of the library `onepass`, registered with PyTorch below.
-PyTorch      Anything else: tensor subclasses, vmap, forward-mode AD, torch.jit.trace, types and
-             devices that onepass does not cover, and everything that is an error.
+DIRECT            Nobody is watching: straight to the C library. This is the way that has to be quick.
+DIRECT_WITH_GRAD  The same, in an autograd.Function.
+OPERATOR          Somebody wants to see the call rather than its result: torch.compile, export, fake
+                  tensors. They get an operator that is registered with PyTorch, as one piece.
+PYTORCH           Tensor subclasses, vmap, forward-mode AD, torch.jit.trace, all types and devices that
+                  onepass does not cover, and everything that is an error.
 """
 
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -19,27 +20,31 @@ from torch.autograd import forward_ad
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "NotCovered", "define", "differentiate", "explain",
-    "has_known_type", "is_compiling", "is_traceable", "needs_grad",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "NotCovered",
+    "below_autograd", "define", "differentiate",
+    "explain", "has_known_type", "is_compiling", "needs_grad", "way_back", "way_of_watched",
 ]
 
+# As _native.kind() has them, and then what it does not tell apart.
 DIRECT = _native.PLAIN
 DIRECT_WITH_GRAD = _native.PLAIN | _native.NEEDS_GRAD
+OPERATOR = 4
+PYTORCH = 8
 
 
 class NotCovered(Exception):
-    """What the C library leaves to PyTorch, seen from within an autograd.Function."""
+    """What the C library leaves to PyTorch, seen from where only a result can be returned."""
 
 
 # ---- What the binding has to know of this PyTorch ---------------------------------------------------
 
-# Modes in which a tensor's elements are not all there is to it, or in which somebody has to see
-# every operator. Should a later PyTorch lack one of these functions, no call is direct any more.
-_MODES = (
+# Whether somebody has to see every operator. Should a later PyTorch lack one of these functions, no
+# call is direct any more.
+_WATCHERS = (
     "_len_torch_function_stack",
     "_len_torch_dispatch_stack",
     "_are_functorch_transforms_active",
-    "_get_tracing_state",
+    "_is_tracing",
 )
 
 
@@ -47,7 +52,7 @@ def _always() -> bool:
     return True
 
 
-def _allocate(size: int, device: int) -> Tensor:
+def _workspace(size: int, device: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
 
 
@@ -59,14 +64,15 @@ _native.setup(
     getattr(Tensor, "__dlpack_c_exchange_api__", None),
     Tensor,
     torch.nn.Parameter,
-    torch.strided,
-    tuple(getattr(torch._C, name, _always) for name in _MODES),
-    torch._C._is_any_autocast_enabled,
+    tuple(getattr(torch._C, name, _always) for name in _WATCHERS),
     torch.is_grad_enabled,
     forward_ad,
     torch.get_num_threads,
     getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
-    _allocate,
+    _workspace,
+    torch.empty_like,
+    {"memory_format": torch.contiguous_format},
+    {"dtype": torch.float32},
     {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16),
      torch.bfloat16: (4, 16)},
 )
@@ -82,20 +88,27 @@ else:
 _TRACED_TYPES = ("FakeTensor", "FunctionalTensor")
 
 
-def is_traceable(*tensors: Optional[Tensor]) -> bool:
-    """Whether a call that is not direct is one for the registered operator."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return not (
-        torch.overrides.has_torch_function(given)
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
+def way_of_watched(*tensors: Optional[Tensor]) -> int:
+    """For a call that is not direct. The first tensor is the input."""
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
         or forward_ad._current_level >= 0
-        or any(
-            type(tensor) not in (Tensor, torch.nn.Parameter)
-            and type(tensor).__name__ not in _TRACED_TYPES
-            for tensor in given
-        )
-    )
+        or not isinstance(tensors[0], Tensor)
+    ):
+        return PYTORCH
+    for tensor in tensors:
+        known = tensor is None or type(tensor) in (Tensor, torch.nn.Parameter)
+        if not known and type(tensor).__name__ not in _TRACED_TYPES:
+            return PYTORCH
+    return OPERATOR
+
+
+def way_back(*tensors: Optional[Tensor]) -> int:
+    """For a gradient. One that will be differentiated itself is PyTorch's."""
+    if torch.is_grad_enabled():
+        return PYTORCH
+    return _native.kind(*tensors) or way_of_watched(*tensors)
 
 
 def _covers_cuda(index: int) -> bool:
@@ -111,7 +124,7 @@ def has_known_type(tensor: Tensor) -> bool:
     """Whether onepass has kernels for tensors of this type and rank, on this device."""
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         return False
-    if tensor.layout != torch.strided or tensor.is_neg() or not 1 <= tensor.dim() <= 8:
+    if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
         return False
     if tensor.device.type == "cuda":
         return _covers_cuda(tensor.device.index)
@@ -127,21 +140,21 @@ def needs_grad(*tensors: Optional[Tensor]) -> bool:
 
 def _describe(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"{value.dtype} {list(value.shape)} on {value.device}"
+        layout = "" if value.layout == torch.strided else f"{value.layout} "
+        return f"{layout}{value.dtype} {list(value.shape)} on {value.device}"
     return repr(value)
 
 
-def explain(operator: Callable[..., Tensor], name: str, arguments: Dict[str, Any]) -> Tensor:
-    """PyTorch's own operator; when it raises, the message also says what the arguments were."""
-    try:
-        return operator(*arguments.values())
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        # Subclasses such as torch.cuda.OutOfMemoryError have constructors of their own.
-        known = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
-        if type(error) not in known:
-            raise
-        given = ", ".join(f"{key}: {_describe(value)}" for key, value in arguments.items())
-        raise type(error)(f"{error} [{name}() got {given}]") from None
+# What operators raise for bad arguments. Subclasses, such as torch.cuda.OutOfMemoryError, are not meant.
+ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
+def explain(error: Exception, name: str, **arguments: Any) -> Exception:
+    """PyTorch's error with the names of the arguments and what they were."""
+    if type(error) not in ERRORS:
+        return error
+    given = ", ".join(f"{key}: {_describe(value)}" for key, value in arguments.items())
+    return type(error)(f"{error} [{name}() got {given}]")
 
 
 def differentiate(
@@ -162,6 +175,18 @@ def differentiate(
 # ---- Operators for those who want to see calls ------------------------------------------------------
 
 _library = torch.library.Library("onepass", "DEF")
+
+if hasattr(torch._C._AutoDispatchBelowAutograd, "__enter__"):
+    below_autograd = torch._C._AutoDispatchBelowAutograd
+else:  # before 2.1 it works for as long as it lives
+
+    @contextmanager
+    def below_autograd() -> Iterator[None]:
+        guard = torch._C._AutoDispatchBelowAutograd()
+        try:
+            yield
+        finally:
+            del guard
 
 
 def define(

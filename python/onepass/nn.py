@@ -14,15 +14,24 @@ __all__ = ["AvgPool1d", "L1Norm", "LayerNorm"]
 
 class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
-        return functional.layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if torch.jit.is_scripting():
+            return torch.nn.functional.layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:
+            return functional.layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class AvgPool1d(torch.nn.AvgPool1d):
     def forward(self, input: Tensor) -> Tensor:
-        return functional.avg_pool1d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
-            self.count_include_pad)
+        if torch.jit.is_scripting():
+            return torch.nn.functional.avg_pool1d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad)
+        else:
+            return functional.avg_pool1d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad)
 
 
 class L1Norm(torch.nn.Module):
