@@ -45,7 +45,7 @@ def l1_norm(input: Tensor, dim: int = 1, mode: str = "mean", eps: float = 0.0) -
             return _apply(input, dim, by_sum, eps)
         except NotCovered:
             pass
-    elif way == OPERATOR and has_known_type(input) and -input.dim() <= dim < input.dim():
+    elif way == OPERATOR and _covers(input, dim, eps):
         return _operator(input, dim, by_sum, eps)
     try:
         return _by_torch(input, dim, by_sum, eps)
@@ -53,10 +53,15 @@ def l1_norm(input: Tensor, dim: int = 1, mode: str = "mean", eps: float = 0.0) -
         raise explain(error, "l1_norm", input=input, dim=dim, mode=mode, eps=eps) from None
 
 
+def _covers(input: Tensor, dim: int, eps: float) -> bool:
+    """For those who look at tensors without data; where there is data the C library decides."""
+    return has_known_type(input) and -input.dim() <= dim < input.dim() and eps >= 0
+
+
 def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    if not (torch.is_floating_point(input) or torch.is_complex(input)):
-        raise RuntimeError(f"l1_norm(): input must be of a floating-point type, not {input.dtype}")
-    size = input.abs()
+    size = torch.abs(input)
+    if by_sum and isinstance(input, Tensor) and not (input.is_floating_point() or input.is_complex()):
+        size.mean(dim)  # an error for integers; and what has no mean is not to have a sum
     scale = size.sum(dim, keepdim=True) if by_sum else size.mean(dim, keepdim=True)
     return input / (scale + eps if eps != 0 else scale)
 

@@ -40,8 +40,10 @@ def layer_norm(
         way = OPERATOR
     else:
         way = _native.kind(input, weight, bias) or way_of_watched(input, weight, bias)
-        if way & DIRECT and input.is_cuda and torch.is_autocast_enabled():
-            input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
+        if way & DIRECT and input.is_cuda:
+            if torch.is_autocast_enabled():
+                input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
+            input = input.contiguous()  # a GPU reads rows with gaps element by element
     if way == DIRECT:
         output = _native.layer_norm(input, normalized_shape, weight, bias, eps, 0)
         if output is not None:
@@ -51,7 +53,7 @@ def layer_norm(
             return _apply(input, normalized_shape, weight, bias, eps)
         except NotCovered:
             pass
-    elif way == OPERATOR and _covers(input, normalized_shape, weight, bias):
+    elif way == OPERATOR and eps >= 0 and _covers(input, normalized_shape, weight, bias):
         return _operator(input, normalized_shape, weight, bias, eps)[0]
     try:
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
@@ -67,8 +69,10 @@ def _covers(
     bias: Optional[Tensor],
 ) -> bool:
     """For those who look at tensors without data; where there is data the C library decides."""
+    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input):
+        return False
     shape = tuple(normalized_shape)
-    if not has_known_type(input) or not 1 <= len(shape) <= input.dim():
+    if not 1 <= len(shape) <= input.dim():
         return False
     if tuple(input.shape[-len(shape):]) != shape:
         return False

@@ -152,7 +152,7 @@ static int is_compact(const onepass_tensor *tensor) {
   int64_t expected = 1;
   for (int i = tensor->strides ? tensor->ndim - 1 : -1; i >= 0; i--) {
     if (tensor->strides[i] != expected) return 0;
-    expected *= tensor->shape[i];
+    expected *= tensor->shape[i] > 0 ? tensor->shape[i] : 1; /* as PyTorch counts */
   }
   return 1;
 }

@@ -141,7 +141,8 @@ def needs_grad(*tensors: Optional[Tensor]) -> bool:
 def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         layout = "" if value.layout == torch.strided else f"{value.layout} "
-        return f"{layout}{value.dtype} {list(value.shape)} on {value.device}"
+        shape = "nested" if value.is_nested else list(value.shape)
+        return f"{layout}{value.dtype} {shape} on {value.device}"
     return repr(value)
 
 
