@@ -93,7 +93,7 @@ def _pooled(length: int, window: Window) -> int:
     return pooled
 
 
-# ---- With the C library -------------------------------------------------------------------------------
+# ---- With the C library -------------------------------------------------------------------------
 
 
 def _forward(input: Tensor, *window: Any) -> Tensor:
@@ -130,7 +130,7 @@ class _AvgPool1d(Function):
 # Function.apply itself only looks whether a functorch transform is active, which is known here.
 _apply = super(Function, _AvgPool1d).apply
 
-# ---- For torch.compile and export ---------------------------------------------------------------------
+# ---- For torch.compile and export ---------------------------------------------------------------
 
 
 def _forward_meta(input: Tensor, *window: Any) -> Tensor:

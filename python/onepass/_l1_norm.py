@@ -60,13 +60,13 @@ def _covers(input: Tensor, dim: int, eps: float) -> bool:
 
 def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
     size = torch.abs(input)
-    if by_sum and isinstance(input, Tensor) and not (input.is_floating_point() or input.is_complex()):
-        size.mean(dim)  # an error for integers; and what has no mean is not to have a sum
+    if by_sum and isinstance(input, Tensor) and not size.is_floating_point():
+        size.mean(dim)  # an error for integers: what has no mean is not to have a sum
     scale = size.sum(dim, keepdim=True) if by_sum else size.mean(dim, keepdim=True)
     return input / (scale + eps if eps != 0 else scale)
 
 
-# ---- With the C library -------------------------------------------------------------------------------
+# ---- With the C library -------------------------------------------------------------------------
 
 
 def _forward(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
@@ -101,7 +101,7 @@ class _L1Norm(Function):
 # Function.apply itself only looks whether a functorch transform is active, which is known here.
 _apply = super(Function, _L1Norm).apply
 
-# ---- For torch.compile and export ---------------------------------------------------------------------
+# ---- For torch.compile and export ---------------------------------------------------------------
 
 
 def _meta(*arguments: Any) -> Tensor:

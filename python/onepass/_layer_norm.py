@@ -96,7 +96,7 @@ def _to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
     return tensor.float()
 
 
-# ---- With the C library -------------------------------------------------------------------------------
+# ---- With the C library -------------------------------------------------------------------------
 
 
 class _LayerNorm(Function):
@@ -142,7 +142,7 @@ class _LayerNorm(Function):
 # Function.apply itself only looks whether a functorch transform is active, which is known here.
 _apply = super(Function, _LayerNorm).apply
 
-# ---- For torch.compile and export ---------------------------------------------------------------------
+# ---- For torch.compile and export ---------------------------------------------------------------
 
 
 def _forward(

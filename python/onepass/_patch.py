@@ -93,7 +93,7 @@ def _chosen(name: str, module: Module, only: Union[None, Choice, Iterable[Choice
     return any(_chosen(name, module, choice) for choice in only)
 
 
-# ---- Subclasses without a forward of their own --------------------------------------------------------
+# ---- Subclasses without a forward of their own --------------------------------------------------
 
 
 class _PatchedSubclass:

@@ -36,7 +36,7 @@ class NotCovered(Exception):
     """What the C library leaves to PyTorch, seen from where only a result can be returned."""
 
 
-# ---- What the binding has to know of this PyTorch ---------------------------------------------------
+# ---- What the binding has to know of this PyTorch -----------------------------------------------
 
 # Whether somebody has to see every operator. Should a later PyTorch lack one of these functions, no
 # call is direct any more.
@@ -77,7 +77,7 @@ _native.setup(
      torch.bfloat16: (4, 16)},
 )
 
-# ---- Which way a call goes --------------------------------------------------------------------------
+# ---- Which way a call goes ----------------------------------------------------------------------
 
 # A constant for torch.compile; before 2.1 it had another name.
 if hasattr(torch, "compiler"):
@@ -135,7 +135,7 @@ def needs_grad(*tensors: Optional[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-# ---- PyTorch's own operators ------------------------------------------------------------------------
+# ---- PyTorch's own operators --------------------------------------------------------------------
 
 
 def _describe(value: object) -> str:
@@ -173,7 +173,7 @@ def differentiate(
     return tuple(next(remaining) if want else None for want in wanted)
 
 
-# ---- Operators for those who want to see calls ------------------------------------------------------
+# ---- Operators for those who want to see calls --------------------------------------------------
 
 _library = torch.library.Library("onepass", "DEF")
 

@@ -18,8 +18,12 @@ class LayerNorm(torch.nn.LayerNorm):
             return torch.nn.functional.layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps)
         else:
-            return functional.layer_norm(
-                input, self.normalized_shape, self.weight, self.bias, self.eps)
+            # self.weight takes half a microsecond to find; with parametrizations, and in replicas,
+            # it is not a parameter.
+            own = self._parameters
+            weight = own["weight"] if "weight" in own else self.weight
+            bias = own["bias"] if "bias" in own else self.bias
+            return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class AvgPool1d(torch.nn.AvgPool1d):

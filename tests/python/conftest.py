@@ -40,7 +40,7 @@ def device(request: pytest.FixtureRequest) -> str:
 class Watching(TorchFunctionMode):
     """Changes nothing, but has to see every operator."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, ANN206
         return function(*args, **(kwargs or {}))
 
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 Way = Callable[[], ContextManager[object]]
 
-# ---- Autocast ---------------------------------------------------------------------------------------
+# ---- Autocast -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -45,7 +45,7 @@ def test_autocast_casts_weights(device: str, way: Way) -> None:
     assert torch.autograd.grad(y.sum(), weight)[0].dtype == torch.bfloat16
 
 
-# ---- Transforms of functions ------------------------------------------------------------------------
+# ---- Transforms of functions --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_dim", [0, 1])
@@ -91,7 +91,7 @@ def test_forward_mode(pair: Pair, device: str) -> None:
     torch.testing.assert_close(ours.tangent, theirs.tangent)
 
 
-# ---- Tensors that are not just data -----------------------------------------------------------------
+# ---- Tensors that are not just data -------------------------------------------------------------
 
 
 class Tagged(torch.Tensor):
@@ -100,7 +100,7 @@ class Tagged(torch.Tensor):
     calls: List[str] = []
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):  # noqa: ANN
+    def __torch_function__(cls, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, ANN206
         cls.calls.append(getattr(function, "__name__", str(function)))
         return super().__torch_function__(function, types, args, kwargs or {})
 
@@ -140,7 +140,7 @@ def test_nested_tensors(device: str) -> None:
         torch.testing.assert_close(result, torch.nn.functional.layer_norm(piece, (8,), weight, bias))
 
 
-# ---- Settings ---------------------------------------------------------------------------------------
+# ---- Settings -----------------------------------------------------------------------------------
 
 
 def test_deterministic_mode_and_repeated_calls(pair: Pair, device: str) -> None:
