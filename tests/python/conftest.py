@@ -1,7 +1,7 @@
 """Where the package is tried, and what it is compared with.
 
-A test that takes `device` runs on the CPU and, where PyTorch and onepass find one, on a GPU. One that
-takes `way` runs twice: as most calls go, straight to the C library, and as torch.compile and export
+A test that takes `device` runs on the CPU and, where PyTorch and onepass find one, on a GPU; where not,
+test_cuda.py is skipped with the reason, for all of them. One that takes `way` runs twice: as most calls go, straight to the C library, and as torch.compile and export
 see it, through the operators that are registered with PyTorch.
 """
 
@@ -26,13 +26,7 @@ def why_no_cuda() -> Optional[str]:
     return None
 
 
-_NO_CUDA = why_no_cuda()
-
-
-@pytest.fixture(params=[
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.skip(reason=_NO_CUDA)] if _NO_CUDA else []),
-])
+@pytest.fixture(params=["cpu"] if why_no_cuda() else ["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
 

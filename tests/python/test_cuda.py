@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import Pair, why_no_cuda
 
-reason = why_no_cuda()
-pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+if why_no_cuda():
+    pytest.skip(f"everything on a GPU: {why_no_cuda()}", allow_module_level=True)
 
 
 def test_work_is_queued_on_the_current_stream(pair: Pair) -> None:
@@ -79,8 +79,7 @@ def test_make_graphed_callables() -> None:
     torch.testing.assert_close(graphed(x), expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2,
-                    reason="there are no two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
 def test_another_device_than_the_current_one(pair: Pair) -> None:
     x = torch.randn(64, 3, 4096, device="cuda:1", requires_grad=True)
     with torch.cuda.device(0):
