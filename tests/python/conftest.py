@@ -1,8 +1,9 @@
 """Where the package is tried, and what it is compared with.
 
 A test that takes `device` runs on the CPU and, where PyTorch and onepass find one, on a GPU; where not,
-test_cuda.py is skipped with the reason, for all of them. One that takes `way` runs twice: as most calls go, straight to the C library, and as torch.compile and export
-see it, through the operators that are registered with PyTorch.
+test_cuda.py is skipped with the reason, for all of them. A test that takes `way` runs twice: as most calls
+go, straight to the C library, and as torch.compile and export see it, through the operators that are
+registered with PyTorch.
 """
 
 from contextlib import nullcontext
