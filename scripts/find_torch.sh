@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints a Python that can import PyTorch and what tests/python needs.
+# Prints a Python that can import PyTorch, pytest and scikit-build-core.
 #
 #   scripts/find_torch.sh current    the one at hand if it has PyTorch, or else one with the newest PyTorch in
 #                                    build/torch-current
@@ -15,7 +15,7 @@ venv=$root/build/torch-$version
 can_test() { # python
   "$1" - "$version" 2>/dev/null <<'END'
 import sys
-import expecttest, numpy, pytest, scikit_build_core, torch, yaml
+import pytest, scikit_build_core, torch
 assert sys.argv[1] == "current" or torch.__version__.split("+")[0] == sys.argv[1]
 END
 }

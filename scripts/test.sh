@@ -118,11 +118,17 @@ stage_clang() {
     --output-on-failure -L '^c$'
 }
 
+has_headers() { # python
+  "$1" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+}
+
 # The package in build/python-package, for any Python: its binding has the stable ABI.
 build_python_package() { # python
   local cuda
+  if ! has_headers "$1" && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get install -y --no-install-recommends python3-dev >/dev/null 2>&1
+  fi
   mapfile -t cuda < <(options_for_cuda | sed 's/^-D//')
-  rm -rf build/python-package
   SKBUILD_CMAKE_DEFINE=$(IFS=';' && echo "ONEPASS_WERROR=ON;${cuda[*]}") \
     CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$1" -m pip install --quiet --disable-pip-version-check \
     --no-build-isolation --no-deps --target build/python-package .
@@ -132,7 +138,7 @@ build_python_package() { # python
 test_with_torch() { # version
   local torch_python status
   if ! torch_python=$(scripts/find_torch.sh "$1" 2>"build/torch-$1.reason"); then
-    skip "the PyTorch package with PyTorch $1: $(cat "build/torch-$1.reason")"
+    skip "the PyTorch package with PyTorch ($1): $(cat "build/torch-$1.reason")"
     [ "${CI:-}" != true ]
     return
   fi
