@@ -43,9 +43,9 @@ def layer_norm(
         if way & DIRECT and input.is_cuda:
             if torch.is_autocast_enabled():
                 input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
-            input = input.contiguous()  # a GPU reads rows with gaps element by element
+            input = _dense(input)
     if way == DIRECT:
-        output = _native.layer_norm(input, normalized_shape, weight, bias, eps, 0)
+        output = _native.layer_norm(input, normalized_shape, weight, bias, eps, _native.NO_STATISTICS)
         if output is not None:
             return output
     elif way == DIRECT_WITH_GRAD:
@@ -96,6 +96,11 @@ def _to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
     return tensor.float()
 
 
+def _dense(input: Tensor) -> Tensor:
+    """A GPU would read rows with gaps element by element."""
+    return input.contiguous() if input.is_cuda else input
+
+
 # ---- With the C library -------------------------------------------------------------------------
 
 
@@ -129,7 +134,7 @@ class _LayerNorm(Function):
             # An expanded gradient, as of sum(), would be read element by element.
             grads = _native.layer_norm_backward(
                 grad.contiguous(), input, shape, weight, bias, statistics, wanted[1], wanted[2])
-        elif way == OPERATOR:
+        elif way == OPERATOR and isinstance(statistics, Tensor):
             grads = _backward_operator(grad, input, shape, weight, bias, statistics, wanted)
         if grads is None:
             grads = differentiate(
@@ -154,7 +159,7 @@ def _forward(
 ) -> Tuple[Tensor, Tensor]:
     """The output, and what its gradient needs to know of each row."""
     results = _native.layer_norm(
-        input, normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
+        _dense(input), normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
     if results is None:
         raise NotCovered("layer_norm")
     return results
@@ -225,8 +230,8 @@ def _backward_kernel(
     statistics: Tensor,
     wanted: List[bool],
 ) -> Tuple[Tensor, ...]:
-    grads = _native.layer_norm_backward(grad.contiguous(), input, normalized_shape, weight, bias,
-                                        statistics, wanted[1], wanted[2])
+    grads = _native.layer_norm_backward(grad.contiguous(), _dense(input), normalized_shape, weight,
+                                        bias, statistics, wanted[1], wanted[2])
     if grads is None:
         raise NotCovered("layer_norm_backward")
     return tuple(input.new_empty(0) if grad is None else grad for grad in grads)

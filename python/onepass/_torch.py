@@ -21,8 +21,8 @@ from . import _native
 
 __all__ = [
     "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "NotCovered",
-    "below_autograd", "define", "differentiate",
-    "explain", "has_known_type", "is_compiling", "needs_grad", "way_back", "way_of_watched",
+    "below_autograd", "define", "differentiate", "explain", "has_known_type",
+    "is_compiling", "needs_grad", "way_back", "way_of_watched",
 ]
 
 # As _native.kind() has them, and then what it does not tell apart.
@@ -79,8 +79,8 @@ _native.setup(
 
 # ---- Which way a call goes ----------------------------------------------------------------------
 
-# A constant for torch.compile; before 2.1 it had another name.
-if hasattr(torch, "compiler"):
+# A constant for torch.compile; early versions have another name for it.
+if hasattr(getattr(torch, "compiler", None), "is_dynamo_compiling"):
     is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 else:
     is_compiling = torch._utils.is_compiling

@@ -6,7 +6,7 @@ from typing import Callable, ContextManager, Tuple
 import onepass.functional as F
 import pytest
 import torch
-from conftest import Pair
+from conftest import Pair, Watching
 from torch.utils.checkpoint import checkpoint
 
 Way = Callable[[], ContextManager[object]]
@@ -74,6 +74,15 @@ def test_batched_gradients(pair: Pair, device: str) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(y, x, grads, is_grads_batched=True),
         torch.autograd.grad(z, x, grads, is_grads_batched=True), rtol=1e-4, atol=1e-5)
+
+
+def test_only_backward_is_watched(pair: Pair, device: str) -> None:
+    x = torch.randn(4, 3, 8, device=device, requires_grad=True)
+    y = pair[0](x).square().sum()
+    expected, = torch.autograd.grad(y, x, retain_graph=True)
+    with Watching():
+        actual, = torch.autograd.grad(y, x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_third_derivative(pair: Pair, device: str) -> None:

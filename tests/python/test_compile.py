@@ -101,6 +101,13 @@ def test_compiles_what_is_not_covered() -> None:
 
 
 @needs_compile
+def test_compiles_vmap(pair: Pair, device: str) -> None:
+    compiled = torch.compile(torch.func.vmap(pair[0]), backend="aot_eager")
+    x = torch.randn(5, 4, 3, 8, device=device)
+    torch.testing.assert_close(compiled(x), torch.func.vmap(pair[1])(x))
+
+
+@needs_compile
 def test_compiles_under_autocast(device: str) -> None:
     ours, theirs = nets(device)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
