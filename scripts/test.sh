@@ -6,15 +6,16 @@
 #   asan      the same under AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan      the thread tests under ThreadSanitizer
 #   clang     compiles without a warning with Clang, too; the C tests
+#   python    the PyTorch package, with the newest PyTorch and with 2.0.1; on a GPU, too
 #   cuda      every CUDA kernel under compute-sanitizer; needs a GPU
 #   valgrind  onepass check --quick loses no memory
 #   fuzz      any bytes as a description are a status
 #
 #   scripts/test.sh [STAGE...]
 #
-# The release build compiles the CUDA kernels, where there is an nvcc; asan and clang take them from it.
-# What needs a tool or a GPU that is not here is skipped and listed with its reason at the end. With
-# CI=true a missing Python, pytest or hypothesis is a failure instead.
+# The release build compiles the CUDA kernels, where there is an nvcc; asan, clang and python take them
+# from it. What needs a tool or a GPU that is not here is skipped and listed with its reason at the end.
+# With CI=true a missing Python, pytest, hypothesis or PyTorch is a failure instead.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -117,6 +118,55 @@ stage_clang() {
     --output-on-failure -L '^c$'
 }
 
+has_headers() { # python
+  "$1" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+}
+
+# The package in build/python-package, for any Python: its binding has the stable ABI.
+build_python_package() { # python
+  local cuda
+  if ! has_headers "$1" && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get install -y --no-install-recommends python3-dev >/dev/null 2>&1
+  fi
+  mapfile -t cuda < <(options_for_cuda | sed 's/^-D//')
+  SKBUILD_CMAKE_DEFINE=$(IFS=';' && echo "ONEPASS_WERROR=ON;${cuda[*]}") \
+    CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$1" -m pip install --quiet --disable-pip-version-check \
+    --no-build-isolation --no-deps --target build/python-package .
+}
+
+# The tests of the package with a PyTorch, or why not.
+test_with_torch() { # version
+  local torch_python status
+  if ! torch_python=$(scripts/find_torch.sh "$1" 2>"build/torch-$1.reason"); then
+    skip "the PyTorch package with PyTorch ($1): $(cat "build/torch-$1.reason")"
+    [ "${CI:-}" != true ]
+    return
+  fi
+  if [ ! -d build/python-package ]; then
+    build_python_package "$torch_python" || return 1
+  fi
+  "$torch_python" -c 'import torch; print("-- PyTorch", torch.__version__)'
+  PYTHONPATH=build/python-package PYTHONDONTWRITEBYTECODE=1 "$torch_python" -m pytest -q -rs \
+    -p no:cacheprovider tests/python | tee "build/torch-$1.out"
+  status=${PIPESTATUS[0]}
+  grep '^SKIPPED ' "build/torch-$1.out" >>"$skips"
+  return "$status"
+}
+
+stage_python() {
+  local status=0
+  rm -rf build/python-package
+  for version in current 2.0.1; do
+    test_with_torch "$version" || status=1
+  done
+  if command -v ruff >/dev/null; then
+    ruff check . || status=1
+  else
+    skip "ruff on the Python sources: there is no ruff"
+  fi
+  return "$status"
+}
+
 stage_cuda() {
   local status
   scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
@@ -176,10 +226,10 @@ if ! python=$(scripts/find_python.sh 2>build/python.log); then
 fi
 
 stages=("$@")
-[ $# -eq 0 ] && stages=(format release asan tsan clang cuda valgrind fuzz)
+[ $# -eq 0 ] && stages=(format release asan tsan clang python cuda valgrind fuzz)
 for name in "${stages[@]}"; do
   if ! declare -F "stage_$name" >/dev/null; then
-    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, cuda, valgrind or fuzz" >&2
+    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, python, cuda, valgrind or fuzz" >&2
     exit 2
   fi
 done

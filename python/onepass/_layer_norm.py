@@ -1,0 +1,265 @@
+"""LayerNorm: the direct call, its gradient, and the operator that torch.compile sees."""
+
+import math
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import _native
+from ._torch import (
+    DIRECT,
+    DIRECT_WITH_GRAD,
+    ERRORS,
+    OPERATOR,
+    NotCovered,
+    below_autograd,
+    define,
+    differentiate,
+    explain,
+    has_known_type,
+    is_compiling,
+    needs_grad,
+    way_back,
+    way_of_watched,
+)
+
+__all__ = ["layer_norm"]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """torch.nn.functional.layer_norm."""
+    if is_compiling():
+        way = OPERATOR
+    else:
+        way = _native.kind(input, weight, bias) or way_of_watched(input, weight, bias)
+        if way & DIRECT and input.is_cuda:
+            if torch.is_autocast_enabled():
+                input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
+            input = _dense(input)
+    if way == DIRECT:
+        output = _native.layer_norm(input, normalized_shape, weight, bias, eps, _native.NO_STATISTICS)
+        if output is not None:
+            return output
+    elif way == DIRECT_WITH_GRAD:
+        try:
+            return _apply(input, normalized_shape, weight, bias, eps)
+        except NotCovered:
+            pass
+    elif way == OPERATOR and eps >= 0 and _covers(input, normalized_shape, weight, bias):
+        return _operator(input, normalized_shape, weight, bias, eps)[0]
+    try:
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    except ERRORS as error:
+        raise explain(error, "layer_norm", input=input, normalized_shape=normalized_shape,
+                      weight=weight, bias=bias, eps=eps) from None
+
+
+def _covers(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+) -> bool:
+    """For those who look at tensors without data; where there is data the C library decides."""
+    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input):
+        return False
+    shape = tuple(normalized_shape)
+    if not 1 <= len(shape) <= input.dim():
+        return False
+    if tuple(input.shape[-len(shape):]) != shape:
+        return False
+    halves = (torch.float16, torch.bfloat16)
+    for parameter in (weight, bias):
+        if parameter is None:
+            continue
+        if tuple(parameter.shape) != shape or parameter.device != input.device:
+            return False
+        if parameter.dtype != input.dtype and not (
+            parameter.dtype == torch.float32 and input.dtype in halves
+        ):
+            return False
+    return weight is None or bias is None or weight.dtype == bias.dtype
+
+
+def _to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """What autocast on CUDA does to the arguments of layer_norm."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.float()
+
+
+def _dense(input: Tensor) -> Tensor:
+    """A GPU would read rows with gaps element by element."""
+    return input.contiguous() if input.is_cuda else input
+
+
+# ---- With the C library -------------------------------------------------------------------------
+
+
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Optional[Tensor],
+        bias: Optional[Tensor],
+        eps: float,
+    ) -> Tensor:
+        results = _native.layer_norm(
+            input, normalized_shape, weight, bias, eps, _native.STATISTICS)
+        if results is None:
+            raise NotCovered("layer_norm")
+        ctx.save_for_backward(input, weight, bias)
+        ctx.rest = (normalized_shape, eps, results[1])
+        return results[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: None) -> Tuple[Optional[Tensor], ...]:
+        input, weight, bias = ctx.saved_tensors
+        shape, eps, statistics = ctx.rest
+        needs = ctx.needs_input_grad
+        wanted = (needs[0], needs[2], needs[3])
+        way = way_back(grad, input, weight, bias)
+        grads: Optional[Tuple[Optional[Tensor], ...]] = None
+        if way == DIRECT:
+            # An expanded gradient, as of sum(), would be read element by element.
+            grads = _native.layer_norm_backward(
+                grad.contiguous(), input, shape, weight, bias, statistics, wanted[1], wanted[2])
+        elif way == OPERATOR and isinstance(statistics, Tensor):
+            grads = _backward_operator(grad, input, shape, weight, bias, statistics, wanted)
+        if grads is None:
+            grads = differentiate(
+                lambda x, w, b: torch.nn.functional.layer_norm(x, shape, w, b, eps),
+                (input, weight, bias), wanted, grad)
+        kept = [grad if want else None for grad, want in zip(grads, wanted)]
+        return kept[0], None, kept[1], kept[2], None
+
+
+# Function.apply itself only looks whether a functorch transform is active, which is known here.
+_apply = super(Function, _LayerNorm).apply
+
+# ---- For torch.compile and export ---------------------------------------------------------------
+
+
+def _forward(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor]:
+    """The output, and what its gradient needs to know of each row."""
+    results = _native.layer_norm(
+        _dense(input), normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
+    if results is None:
+        raise NotCovered("layer_norm")
+    return results
+
+
+def _forward_meta(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor]:
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    rows = math.prod(input.shape[:input.dim() - len(normalized_shape)])
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return output, input.new_empty((2, rows), dtype=dtype)
+
+
+class _TracedLayerNorm(_LayerNorm):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Optional[Tensor],
+        bias: Optional[Tensor],
+        eps: float,
+    ) -> Tuple[Tensor, Tensor]:
+        with below_autograd():
+            output, statistics = _operator(input, normalized_shape, weight, bias, eps)
+        ctx.save_for_backward(input, weight, bias)
+        ctx.rest = (normalized_shape, eps, statistics)
+        ctx.mark_non_differentiable(statistics)
+        return output, statistics
+
+
+def _forward_autograd(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor]:
+    if needs_grad(input, weight, bias):
+        return _TracedLayerNorm.apply(input, normalized_shape, weight, bias, eps)
+    with below_autograd():
+        return _operator(input, normalized_shape, weight, bias, eps)
+
+
+def _forward_autocast(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Tuple[Tensor, Tensor]:
+    with torch.autocast("cuda", enabled=False):
+        return _operator(_to_float32(input), normalized_shape, _to_float32(weight),
+                         _to_float32(bias), eps)
+
+
+def _backward_kernel(
+    grad: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    statistics: Tensor,
+    wanted: List[bool],
+) -> Tuple[Tensor, ...]:
+    grads = _native.layer_norm_backward(grad.contiguous(), _dense(input), normalized_shape, weight,
+                                        bias, statistics, wanted[1], wanted[2])
+    if grads is None:
+        raise NotCovered("layer_norm_backward")
+    return tuple(input.new_empty(0) if grad is None else grad for grad in grads)
+
+
+def _backward_meta(
+    grad: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    statistics: Tensor,
+    wanted: List[bool],
+) -> Tuple[Tensor, ...]:
+    return tuple(
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if want
+        else input.new_empty(0)
+        for tensor, want in zip((input, weight, bias), (True, wanted[1], wanted[2]))
+    )
+
+
+_operator = define(
+    "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
+    " -> (Tensor, Tensor)",
+    _forward, _forward_meta, _forward_autograd, _forward_autocast,
+)
+_backward_operator = define(
+    "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor? weight,"
+    " Tensor? bias, Tensor statistics, bool[3] wanted) -> (Tensor, Tensor, Tensor)",
+    _backward_kernel, _backward_meta,
+)

@@ -1,0 +1,415 @@
+/*
+ * onepass._native: the C library for PyTorch's tensors.
+ *
+ * SPDX-License-Identifier: MIT
+ *
+ * A tensor is known here by its address, shape, strides, type and device only. They are read through
+ * DLPack's table of C functions, which PyTorch's tensor class has from 2.10 on, or else from the
+ * tensor's attributes. So no header of PyTorch's is needed, and one binary serves every version of it
+ * and, by the stable ABI, of Python.
+ *
+ * An operator either does the work and returns new tensors, or finds that the library does not cover
+ * the call and returns None. The caller then goes to PyTorch's own operator, which does it or says what
+ * is wrong.
+ *
+ * _tensors.c reads and makes tensors, _plans.c finds plans again and runs them; here are the operators.
+ */
+#include "_binding.h"
+
+/* Runs the call and gives back its outputs, which are consumed; None if it is not covered. */
+static PyObject *finish(State *state, const Call *call, onepass_device device, PyObject *outputs) {
+  const int done = run(state, call, device);
+  if (done == 1) return outputs;
+  Py_DECREF(outputs);
+  if (done == 0) Py_RETURN_NONE;
+  return NULL;
+}
+
+/* A tensor that cannot be read (a wrapper, a layout without data) is PyTorch's to deal with; so is what
+ * else it may be that made reading fail. */
+static PyObject *not_covered(PyObject *outputs) {
+  Py_XDECREF(outputs);
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+/* ---- LayerNorm ----------------------------------------------------------------------------------- */
+
+/* The first normalized axis, or -1 if x does not end with that shape. */
+static int normalized_axis(const onepass_tensor *x, PyObject *normalized_shape) {
+  const Py_ssize_t count = PySequence_Size(normalized_shape);
+  if (count < 1 || count > x->ndim) return -1;
+  const int axis = x->ndim - (int)count;
+  for (int i = 0; i < count; i++)
+    if (take_integer(PySequence_GetItem(normalized_shape, i)) != x->shape[axis + i]) return -1;
+  return axis;
+}
+
+/* Room for the mean and 1/deviation of each row: a tensor with two rows; or bytes, if any object will
+ * do and the CPU needs them, because making a tensor takes longer than a small LayerNorm. */
+enum { NO_STATISTICS, STATISTICS, STATISTICS_TENSOR };
+
+static int64_t row_count(const onepass_tensor *x, int axis) {
+  int64_t rows = 1;
+  for (int i = 0; i < axis; i++) rows *= x->shape[i];
+  return rows;
+}
+
+static PyObject *new_statistics(const State *state, const onepass_tensor *x, int axis,
+                                PyObject *object, int kind) {
+  const int64_t rows = row_count(x, axis);
+  if (kind == STATISTICS && x->device.type == ONEPASS_CPU)
+    return PyBytes_FromStringAndSize(NULL, rows * 2 * (x->dtype.bits == 64 ? 8 : 4));
+  return new_shaped(state, object, Py_BuildValue("iL", 2, (long long)rows),
+                    x->dtype.bits == 16 ? state->float32 : NULL);
+}
+
+/* mean and rstd are its two halves, shaped as x with ones for the normalized axes. */
+static int take_statistics(const State *state, Call *call, int axis, PyObject *object) {
+  const onepass_tensor *x = &call->views[X].tensor;
+  onepass_tensor *mean = &call->views[MEAN].tensor, *rstd = &call->views[RSTD].tensor;
+  const int64_t rows = row_count(x, axis), size = x->dtype.bits == 64 ? 8 : 4;
+  if (PyBytes_Check(object)) {
+    if (PyBytes_Size(object) != rows * 2 * size) return -1;
+    *mean = *x;
+    mean->data = PyBytes_AsString(object);
+    mean->dtype = size == 8 ? ONEPASS_F64 : ONEPASS_F32;
+  } else if (take(state, call, MEAN, object) != 0 || mean->ndim != 2 || mean->shape[0] != 2 ||
+             mean->shape[1] != rows || !is_compact(mean)) {
+    return -1;
+  }
+  for (int i = 0; i < x->ndim; i++) call->outer[i] = i < axis ? x->shape[i] : 1;
+  mean->ndim = x->ndim;
+  mean->shape = call->outer;
+  mean->strides = NULL;
+  *rstd = *mean;
+  rstd->data = (char *)mean->data + rows * size;
+  call->present |= 1u << MEAN | 1u << RSTD;
+  return 0;
+}
+
+PyDoc_STRVAR(layer_norm_doc,
+             "layer_norm(x, normalized_shape, weight, bias, eps, statistics)\n\n"
+             "y, or (y, statistics) if asked for, or None.");
+static PyObject *layer_norm(PyObject *module, PyObject *args) {
+  PyObject *x, *shape, *weight, *bias;
+  double eps;
+  int kind;
+  if (!PyArg_ParseTuple(args, "OOOOdi", &x, &shape, &weight, &bias, &eps, &kind))
+    return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 0;
+  call.present = 0;
+  if (take(state, &call, X, x) || take(state, &call, WEIGHT, weight) ||
+      take(state, &call, BIAS, bias))
+    return not_covered(NULL);
+  const onepass_tensor *tensor = &call.views[X].tensor;
+  const int axis = normalized_axis(tensor, shape);
+  if (axis < 0) return not_covered(NULL);
+  call.description.norm = (onepass_norm){.op = ONEPASS_LAYER_NORM, .axis = axis, .eps = eps};
+
+  PyObject *y = new_contiguous(state, &call, Y, x, tensor);
+  if (!y) return not_covered(NULL);
+  if (kind == NO_STATISTICS) return finish(state, &call, tensor->device, y);
+  PyObject *statistics = new_statistics(state, tensor, axis, x, kind);
+  PyObject *both = statistics ? PyTuple_Pack(2, y, statistics) : NULL;
+  Py_DECREF(y);
+  Py_XDECREF(statistics);
+  if (!both || take_statistics(state, &call, axis, statistics) != 0) return not_covered(both);
+  return finish(state, &call, tensor->device, both);
+}
+
+PyDoc_STRVAR(layer_norm_backward_doc,
+             "layer_norm_backward(dy, x, normalized_shape, weight, bias, statistics, wants_weight, "
+             "wants_bias)\n\n(dx, dweight, dbias), with None for what is not wanted, or None.");
+static PyObject *layer_norm_backward(PyObject *module, PyObject *args) {
+  PyObject *dy, *x, *shape, *weight, *bias, *statistics;
+  int wants_weight, wants_bias;
+  if (!PyArg_ParseTuple(args, "OOOOOOpp", &dy, &x, &shape, &weight, &bias, &statistics,
+                        &wants_weight, &wants_bias))
+    return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 0;
+  call.present = 0;
+  if (take(state, &call, X, x) || take(state, &call, DY, dy) || take(state, &call, WEIGHT, weight))
+    return not_covered(NULL);
+  const int axis = normalized_axis(&call.views[X].tensor, shape);
+  if (axis < 0 || take_statistics(state, &call, axis, statistics) != 0) return not_covered(NULL);
+  call.description.norm =
+      (onepass_norm){.op = ONEPASS_LAYER_NORM, .direction = ONEPASS_BACKWARD, .axis = axis};
+
+  PyObject *grads = PyTuple_New(3);
+  const struct {
+    int role, wanted;
+    PyObject *like;
+  } outputs[3] = {{DX, 1, x}, {DWEIGHT, wants_weight, weight}, {DBIAS, wants_bias, bias}};
+  View likes[3]; /* the outputs' shapes may lie here */
+  for (int i = 0; i < 3 && grads; i++) {
+    PyObject *made = Py_None;
+    if (!outputs[i].wanted)
+      Py_INCREF(made);
+    else if (read_tensor(state, outputs[i].like, &likes[i]) != 0 ||
+             !(made = new_contiguous(state, &call, outputs[i].role, outputs[i].like,
+                                     &likes[i].tensor)))
+      return not_covered(grads);
+    PyTuple_SetItem(grads, i, made);
+  }
+  return grads ? finish(state, &call, call.views[X].tensor.device, grads) : NULL;
+}
+
+/* ---- L1Norm -------------------------------------------------------------------------------------- */
+
+static onepass_norm l1_description(onepass_direction direction, int dim, int by_sum, double eps) {
+  return (onepass_norm){.op = ONEPASS_L1_NORM,
+                        .direction = direction,
+                        .axis = dim,
+                        .reduction = by_sum ? ONEPASS_SUM : ONEPASS_MEAN,
+                        .eps = eps};
+}
+
+PyDoc_STRVAR(l1_norm_doc, "l1_norm(x, dim, by_sum, eps)\n\ny or None.");
+static PyObject *l1_norm(PyObject *module, PyObject *args) {
+  PyObject *x;
+  int dim, by_sum;
+  double eps;
+  if (!PyArg_ParseTuple(args, "Oipd", &x, &dim, &by_sum, &eps)) return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 0;
+  call.present = 0;
+  call.description.norm = l1_description(ONEPASS_FORWARD, dim, by_sum, eps);
+  if (take(state, &call, X, x)) return not_covered(NULL);
+  PyObject *y = new_like(state, &call, Y, x, &call.views[X].tensor);
+  return y ? finish(state, &call, call.views[X].tensor.device, y) : not_covered(NULL);
+}
+
+PyDoc_STRVAR(l1_norm_backward_doc, "l1_norm_backward(dy, x, dim, by_sum, eps)\n\ndx or None.");
+static PyObject *l1_norm_backward(PyObject *module, PyObject *args) {
+  PyObject *dy, *x;
+  int dim, by_sum;
+  double eps;
+  if (!PyArg_ParseTuple(args, "OOipd", &dy, &x, &dim, &by_sum, &eps)) return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 0;
+  call.present = 0;
+  call.description.norm = l1_description(ONEPASS_BACKWARD, dim, by_sum, eps);
+  if (take(state, &call, X, x) || take(state, &call, DY, dy)) return not_covered(NULL);
+  PyObject *dx = new_like(state, &call, DX, x, &call.views[X].tensor);
+  return dx ? finish(state, &call, call.views[X].tensor.device, dx) : not_covered(NULL);
+}
+
+/* ---- AvgPool1d ----------------------------------------------------------------------------------- */
+
+static onepass_pool pool_description(onepass_direction direction, int64_t kernel, int64_t stride,
+                                     int64_t padding, int ceil_mode, int count_include_pad) {
+  return (onepass_pool){.op = ONEPASS_AVG_POOL,
+                        .direction = direction,
+                        .spatial = 1,
+                        .kernel = {kernel, 1, 1},
+                        .stride = {stride, 1, 1},
+                        .padding = {padding, 0, 0},
+                        .ceil_mode = ceil_mode,
+                        .count_include_pad = count_include_pad};
+}
+
+/* object.new_empty(...) with the object's shape but for the last axis; for a role of the call. */
+static PyObject *new_lines(const State *state, Call *call, int role, PyObject *object,
+                           const onepass_tensor *tensor, int64_t length) {
+  PyObject *shape = PyTuple_New(tensor->ndim);
+  for (int i = 0; shape && i < tensor->ndim; i++) {
+    call->outer[i] = i < tensor->ndim - 1 ? tensor->shape[i] : length;
+    PyTuple_SetItem(shape, i, PyLong_FromLongLong(call->outer[i]));
+  }
+  PyObject *made = new_shaped(state, object, shape, NULL);
+  made = take_compact(state, call, role, made, tensor);
+  call->views[role].tensor.shape = call->outer;
+  return made;
+}
+
+PyDoc_STRVAR(avg_pool1d_doc,
+             "avg_pool1d(x, kernel, stride, padding, ceil_mode, "
+             "count_include_pad)\n\ny or None.");
+static PyObject *avg_pool1d(PyObject *module, PyObject *args) {
+  PyObject *x;
+  long long kernel, stride, padding;
+  int ceil_mode, count_include_pad;
+  if (!PyArg_ParseTuple(args, "OLLLpp", &x, &kernel, &stride, &padding, &ceil_mode,
+                        &count_include_pad))
+    return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 1;
+  call.present = 0;
+  call.description.pool =
+      pool_description(ONEPASS_FORWARD, kernel, stride, padding, ceil_mode, count_include_pad);
+  if (take(state, &call, X, x)) return not_covered(NULL);
+  const onepass_tensor *tensor = &call.views[X].tensor;
+  int64_t length;
+  if (tensor->ndim < 1 || onepass_pool_length(tensor->shape[tensor->ndim - 1], kernel, stride,
+                                              padding, ceil_mode, &length) != ONEPASS_OK)
+    return not_covered(NULL);
+  for (int i = 0; i < tensor->ndim; i++)
+    if (tensor->shape[i] == 0) /* PyTorch pools no batches, but not no channels */
+      return not_covered(NULL);
+  PyObject *y = new_lines(state, &call, Y, x, tensor, length);
+  return y ? finish(state, &call, tensor->device, y) : not_covered(NULL);
+}
+
+PyDoc_STRVAR(avg_pool1d_backward_doc,
+             "avg_pool1d_backward(dy, length, kernel, stride, padding, "
+             "ceil_mode, count_include_pad)\n\ndx or None.");
+static PyObject *avg_pool1d_backward(PyObject *module, PyObject *args) {
+  PyObject *dy;
+  long long length, kernel, stride, padding;
+  int ceil_mode, count_include_pad;
+  if (!PyArg_ParseTuple(args, "OLLLLpp", &dy, &length, &kernel, &stride, &padding, &ceil_mode,
+                        &count_include_pad))
+    return not_covered(NULL);
+  State *state = PyModule_GetState(module);
+  Call call;
+  call.pools = 1;
+  call.present = 0;
+  call.description.pool =
+      pool_description(ONEPASS_BACKWARD, kernel, stride, padding, ceil_mode, count_include_pad);
+  if (take(state, &call, DY, dy)) return not_covered(NULL);
+  PyObject *dx = new_lines(state, &call, DX, dy, &call.views[DY].tensor, length);
+  return dx ? finish(state, &call, call.views[DY].tensor.device, dx) : not_covered(NULL);
+}
+
+/* ---- What kind of call this is ------------------------------------------------------------------- */
+
+enum { PLAIN = 1, NEEDS_GRAD = 2 };
+
+/* Is anybody watching what happens to tensors, or does a tensor stand for something else? */
+static int is_watched(const State *state, PyObject *tensors) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
+    PyObject *tensor = PyTuple_GetItem(tensors, i);
+    const PyObject *type = (PyObject *)Py_TYPE(tensor);
+    const int may_be_none = i > 0; /* the first is the input */
+    if (type != state->tensor_type && type != state->parameter_type &&
+        !(may_be_none && tensor == Py_None))
+      return 1;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_Size(state->modes); i++)
+    if (take_truth(PyObject_CallObject(PyTuple_GetItem(state->modes, i), NULL)) != 0) return 1;
+  return take_integer(PyObject_GetAttr(state->forward_ad, state->name_current_level)) != -1;
+}
+
+static int needs_grad(const State *state, PyObject *tensors) {
+  if (take_truth(PyObject_CallObject(state->grad_enabled, NULL)) == 0) return 0;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
+    PyObject *tensor = PyTuple_GetItem(tensors, i);
+    if (tensor != Py_None && take_truth(PyObject_GetAttr(tensor, state->name_requires_grad)) != 0)
+      return 1;
+  }
+  return 0;
+}
+
+PyDoc_STRVAR(kind_doc,
+             "kind(*tensors)\n\n0 if PyTorch has to see what is done with these tensors; "
+             "or else PLAIN, or PLAIN | NEEDS_GRAD.");
+static PyObject *kind(PyObject *module, PyObject *tensors) {
+  const State *state = PyModule_GetState(module);
+  int kind = 0;
+  if (!is_watched(state, tensors)) kind = PLAIN | (needs_grad(state, tensors) ? NEEDS_GRAD : 0);
+  return PyErr_Occurred() ? NULL : PyLong_FromLong(kind);
+}
+
+PyDoc_STRVAR(covers_cuda_doc, "covers_cuda(index)\n\nWhether onepass works on that GPU.");
+static PyObject *covers_cuda(PyObject *module, PyObject *index) {
+  (void)module;
+  onepass_cuda_info info;
+  const long device = PyLong_AsLong(index);
+  if (device == -1 && PyErr_Occurred()) return NULL;
+  return PyBool_FromLong(onepass_get_cuda_info((int32_t)device, &info) == ONEPASS_OK &&
+                         info.major >= 8);
+}
+
+/* ---- The module ---------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(setup_doc,
+             "setup(exchange, tensor_type, parameter_type, modes, grad_enabled, "
+             "forward_ad, threads, stream, workspace, empty_like, contiguous, float32, "
+             "dtypes)\n\nOnce, before all else: what this PyTorch offers.");
+static PyObject *setup(PyObject *module, PyObject *args) {
+  State *state = PyModule_GetState(module);
+  PyObject *exchange;
+  PyObject **const kept[] = {&state->tensor_type,  &state->parameter_type, &state->modes,
+                             &state->grad_enabled, &state->forward_ad,     &state->threads,
+                             &state->stream,       &state->workspace,      &state->empty_like,
+                             &state->contiguous,   &state->float32,        &state->dtypes};
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOO", &exchange, kept[0], kept[1], kept[2], kept[3],
+                        kept[4], kept[5], kept[6], kept[7], kept[8], kept[9], kept[10], kept[11]))
+    return NULL;
+  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(*kept[i]);
+  if (exchange != Py_None) {
+    const Exchange *table = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+    if (!table) return NULL;
+    state->exchange = table->header.major == 1 ? table : NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"setup", setup, METH_VARARGS, setup_doc},
+    {"kind", kind, METH_VARARGS, kind_doc},
+    {"covers_cuda", covers_cuda, METH_O, covers_cuda_doc},
+    {"layer_norm", layer_norm, METH_VARARGS, layer_norm_doc},
+    {"layer_norm_backward", layer_norm_backward, METH_VARARGS, layer_norm_backward_doc},
+    {"l1_norm", l1_norm, METH_VARARGS, l1_norm_doc},
+    {"l1_norm_backward", l1_norm_backward, METH_VARARGS, l1_norm_backward_doc},
+    {"avg_pool1d", avg_pool1d, METH_VARARGS, avg_pool1d_doc},
+    {"avg_pool1d_backward", avg_pool1d_backward, METH_VARARGS, avg_pool1d_backward_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int fill_module(PyObject *module) {
+  State *state = PyModule_GetState(module);
+  const struct {
+    PyObject **name;
+    const char *text;
+  } names[] = {
+      {&state->name_data_ptr, "data_ptr"},
+      {&state->name_shape, "shape"},
+      {&state->name_stride, "stride"},
+      {&state->name_dtype, "dtype"},
+      {&state->name_is_cpu, "is_cpu"},
+      {&state->name_is_cuda, "is_cuda"},
+      {&state->name_get_device, "get_device"},
+      {&state->name_is_neg, "is_neg"},
+      {&state->name_requires_grad, "requires_grad"},
+      {&state->name_new_empty, "new_empty"},
+      {&state->name_current_level, "_current_level"},
+  };
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!(*names[i].name = PyUnicode_InternFromString(names[i].text))) return -1;
+  const struct {
+    const char *name;
+    int value;
+  } constants[] = {{"PLAIN", PLAIN},
+                   {"NEEDS_GRAD", NEEDS_GRAD},
+                   {"NO_STATISTICS", NO_STATISTICS},
+                   {"STATISTICS", STATISTICS},
+                   {"STATISTICS_TENSOR", STATISTICS_TENSOR}};
+  for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+    if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) return -1;
+  return PyModule_AddStringConstant(module, "version", onepass_version_string());
+}
+
+/* The module lives as long as the process: what its state holds is never given back. */
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "onepass._native",
+    .m_doc = "The C library onepass for PyTorch's tensors.",
+    .m_size = sizeof(State),
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject *module = PyModule_Create(&definition);
+  if (module && fill_module(module) != 0) Py_CLEAR(module);
+  return module;
+}

@@ -1,0 +1,122 @@
+"""Replacing the modules of a model in place."""
+
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple, Type, Union
+
+import torch
+from torch.nn import Module
+
+from . import nn
+
+__all__ = ["Summary", "patch", "unpatch"]
+
+Choice = Union[str, Type[Module]]
+
+# torch.nn's class and ours, which differ in forward only.
+_TWINS: Dict[Type[Module], Type[Module]] = {
+    torch.nn.LayerNorm: nn.LayerNorm,
+    torch.nn.AvgPool1d: nn.AvgPool1d,
+}
+
+
+class Summary(NamedTuple):
+    """What was done to a model's modules, by their names: which class it was, or why it stayed."""
+
+    replaced: Dict[str, str]
+    left: Dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} modules replaced, {len(self.left)} left alone"]
+        lines += [f"  {name or '(the model)'}: {what}" for name, what in self.replaced.items()]
+        lines += [f"  {name or '(the model)'} left alone: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def patch(
+    model: Module,
+    *,
+    only: Union[None, Choice, Iterable[Choice]] = None,
+    verbose: bool = False,
+) -> Summary:
+    """Make every LayerNorm and AvgPool1d of a model onepass's, the model itself included.
+
+    Modules stay the objects they are, with their parameters, buffers, hooks and flags; only their
+    class changes. Subclasses are replaced, too, unless they have a forward of their own. `only` says
+    which: a class of torch.nn, a pattern for names such as "encoder.*", or several of these.
+    """
+    summary = Summary({}, {})
+    for name, module in model.named_modules():
+        own, base = type(module), _base_of(module)
+        if base is None or own.forward is _TWINS[base].forward or not _chosen(name, module, only):
+            continue
+        if own.forward is not base.forward or "forward" in vars(module):
+            summary.left[name] = f"{own.__module__}.{own.__qualname__} has a forward of its own"
+            continue
+        module.__class__ = _TWINS[base] if own is base else _patched_subclass(own)
+        summary.replaced[name] = own.__qualname__
+    if verbose:
+        print(summary)
+    return summary
+
+
+def unpatch(model: Module, *, verbose: bool = False) -> Summary:
+    """Make every LayerNorm and AvgPool1d of onepass's the torch.nn class it stands for."""
+    summary = Summary({}, {})
+    for name, module in model.named_modules():
+        own, base = type(module), _base_of(module)
+        if base is None:
+            continue
+        if own is _TWINS[base]:
+            module.__class__ = base
+        elif isinstance(module, _PatchedSubclass):
+            module.__class__ = _original(own)
+        else:
+            continue
+        summary.replaced[name] = own.__qualname__
+    if verbose:
+        print(summary)
+    return summary
+
+
+def _base_of(module: Module) -> Optional[Type[Module]]:
+    return next((base for base in _TWINS if isinstance(module, base)), None)
+
+
+def _chosen(name: str, module: Module, only: Union[None, Choice, Iterable[Choice]]) -> bool:
+    if only is None:
+        return True
+    if isinstance(only, str):
+        return fnmatchcase(name, only)
+    if isinstance(only, type):
+        return isinstance(module, only)
+    return any(_chosen(name, module, choice) for choice in only)
+
+
+# ---- Subclasses without a forward of their own --------------------------------------------------
+
+
+class _PatchedSubclass:
+    """First base of a patched class, whose second one is the class it was made from. Nobody can import
+    the patched class by name, so its objects are pickled by way of the original."""
+
+    def __reduce_ex__(self, protocol: Any) -> Tuple[Any, ...]:
+        _, _, *state = super().__reduce_ex__(max(int(protocol), 2))
+        return (_new_patched, (_original(type(self)),), *state)
+
+
+def _original(patched: type) -> type:
+    return patched.__bases__[1]
+
+
+@lru_cache(maxsize=None)
+def _patched_subclass(own: Type[Module]) -> Type[Module]:
+    base = next(base for base in _TWINS if issubclass(own, base))
+    return type(own.__name__, (_PatchedSubclass, own), {
+        "forward": _TWINS[base].forward, "__module__": own.__module__,
+        "__qualname__": own.__qualname__, "__doc__": own.__doc__})
+
+
+def _new_patched(own: Type[Module]) -> Module:
+    patched = _patched_subclass(own)
+    return patched.__new__(patched)

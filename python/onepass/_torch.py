@@ -1,0 +1,210 @@
+"""What the operators need of PyTorch, whichever version it is.
+
+A call of an operator goes one of these ways:
+
+DIRECT            Nobody is watching: straight to the C library. This is the way that has to be quick.
+DIRECT_WITH_GRAD  The same, in an autograd.Function.
+OPERATOR          Somebody wants to see the call rather than its result: torch.compile, export, fake
+                  tensors. They get an operator that is registered with PyTorch, as one piece.
+PYTORCH           Tensor subclasses, vmap, forward-mode AD, torch.jit.trace, all types and devices that
+                  onepass does not cover, and everything that is an error.
+"""
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _native
+
+__all__ = [
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "NotCovered",
+    "below_autograd", "define", "differentiate", "explain", "has_known_type",
+    "is_compiling", "needs_grad", "way_back", "way_of_watched",
+]
+
+# As _native.kind() has them, and then what it does not tell apart.
+DIRECT = _native.PLAIN
+DIRECT_WITH_GRAD = _native.PLAIN | _native.NEEDS_GRAD
+OPERATOR = 4
+PYTORCH = 8
+
+
+class NotCovered(Exception):
+    """What the C library leaves to PyTorch, seen from where only a result can be returned."""
+
+
+# ---- What the binding has to know of this PyTorch -----------------------------------------------
+
+# Whether somebody has to see every operator. Should a later PyTorch lack one of these functions, no
+# call is direct any more.
+_WATCHERS = (
+    "_len_torch_function_stack",
+    "_len_torch_dispatch_stack",
+    "_are_functorch_transforms_active",
+    "_is_tracing",
+)
+
+
+def _always() -> bool:
+    return True
+
+
+def _workspace(size: int, device: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
+def _no_stream(device: int) -> NoReturn:
+    raise RuntimeError("this PyTorch has no CUDA streams")
+
+
+_native.setup(
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    Tensor,
+    torch.nn.Parameter,
+    tuple(getattr(torch._C, name, _always) for name in _WATCHERS),
+    torch.is_grad_enabled,
+    forward_ad,
+    torch.get_num_threads,
+    getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
+    _workspace,
+    torch.empty_like,
+    {"memory_format": torch.contiguous_format},
+    {"dtype": torch.float32},
+    {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16),
+     torch.bfloat16: (4, 16)},
+)
+
+# ---- Which way a call goes ----------------------------------------------------------------------
+
+# A constant for torch.compile; early versions have another name for it.
+if hasattr(getattr(torch, "compiler", None), "is_dynamo_compiling"):
+    is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+else:
+    is_compiling = torch._utils.is_compiling
+
+_TRACED_TYPES = ("FakeTensor", "FunctionalTensor")
+
+
+def way_of_watched(*tensors: Optional[Tensor]) -> int:
+    """For a call that is not direct. The first tensor is the input."""
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or forward_ad._current_level >= 0
+        or not isinstance(tensors[0], Tensor)
+    ):
+        return PYTORCH
+    for tensor in tensors:
+        known = tensor is None or type(tensor) in (Tensor, torch.nn.Parameter)
+        if not known and type(tensor).__name__ not in _TRACED_TYPES:
+            return PYTORCH
+    return OPERATOR
+
+
+def way_back(*tensors: Optional[Tensor]) -> int:
+    """For a gradient. One that will be differentiated itself is PyTorch's."""
+    if torch.is_grad_enabled():
+        return PYTORCH
+    return _native.kind(*tensors) or way_of_watched(*tensors)
+
+
+def _covers_cuda(index: int) -> bool:
+    return _native.covers_cuda(index)
+
+
+# torch.compile takes the answer as a constant, as torch.compiler.assume_constant_result would have it;
+# calling that would import the compiler.
+_covers_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def has_known_type(tensor: Tensor) -> bool:
+    """Whether onepass has kernels for tensors of this type and rank, on this device."""
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        return False
+    if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
+        return False
+    if tensor.device.type == "cuda":
+        return _covers_cuda(tensor.device.index)
+    return tensor.device.type == "cpu"
+
+
+def needs_grad(*tensors: Optional[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# ---- PyTorch's own operators --------------------------------------------------------------------
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        layout = "" if value.layout == torch.strided else f"{value.layout} "
+        shape = "nested" if value.is_nested else list(value.shape)
+        return f"{layout}{value.dtype} {shape} on {value.device}"
+    return repr(value)
+
+
+# What operators raise for bad arguments. Subclasses, such as torch.cuda.OutOfMemoryError, are not meant.
+ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
+def explain(error: Exception, name: str, **arguments: Any) -> Exception:
+    """PyTorch's error with the names of the arguments and what they were."""
+    if type(error) not in ERRORS:
+        return error
+    given = ", ".join(f"{key}: {_describe(value)}" for key, value in arguments.items())
+    return type(error)(f"{error} [{name}() got {given}]")
+
+
+def differentiate(
+    operator: Callable[..., Tensor],
+    tensors: Sequence[Optional[Tensor]],
+    wanted: Sequence[bool],
+    grad: Tensor,
+) -> Tuple[Optional[Tensor], ...]:
+    """The gradients of PyTorch's own operator, which can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    inputs = [t for t, want in zip(tensors, wanted) if want]
+    with torch.enable_grad():
+        grads = torch.autograd.grad(operator(*tensors), inputs, grad, create_graph=create_graph)
+    remaining = iter(grads)
+    return tuple(next(remaining) if want else None for want in wanted)
+
+
+# ---- Operators for those who want to see calls --------------------------------------------------
+
+_library = torch.library.Library("onepass", "DEF")
+
+if hasattr(torch._C._AutoDispatchBelowAutograd, "__enter__"):
+    below_autograd = torch._C._AutoDispatchBelowAutograd
+else:  # before 2.1 it works for as long as it lives
+
+    @contextmanager
+    def below_autograd() -> Iterator[None]:
+        guard = torch._C._AutoDispatchBelowAutograd()
+        try:
+            yield
+        finally:
+            del guard
+
+
+def define(
+    schema: str,
+    kernel: Callable[..., Any],
+    meta: Callable[..., Any],
+    autograd: Optional[Callable[..., Any]] = None,
+    autocast_cuda: Optional[Callable[..., Any]] = None,
+) -> Callable[..., Any]:
+    """Registers an operator torch.ops.onepass.<name> that torch.compile treats as one piece."""
+    name = schema.split("(")[0]
+    _library.define(schema)
+    _library.impl(name, kernel, "CPU")
+    _library.impl(name, kernel, "CUDA")
+    _library.impl(name, meta, "Meta")
+    if autograd is not None:
+        _library.impl(name, autograd, "Autograd")
+    if autocast_cuda is not None:
+        _library.impl(name, autocast_cuda, "AutocastCUDA")
+    return getattr(torch.ops.onepass, name)

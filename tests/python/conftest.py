@@ -1,0 +1,87 @@
+"""Where the package is tried, and what it is compared with.
+
+A test that takes `device` runs on the CPU and, where PyTorch and onepass find one, on a GPU; where not,
+test_cuda.py is skipped with the reason, for all of them. A test that takes `way` runs twice: as most calls
+go, straight to the C library, and as torch.compile and export see it, through the operators that are
+registered with PyTorch.
+"""
+
+from contextlib import nullcontext
+from typing import Callable, ContextManager, Optional, Tuple
+
+import onepass
+import pytest
+import torch
+from onepass import _native
+from torch.overrides import TorchFunctionMode
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def why_no_cuda() -> Optional[str]:
+    if not torch.cuda.is_available():
+        return "PyTorch has no CUDA device"
+    if not _native.covers_cuda(0):
+        return "onepass has no CUDA device: a build for CPUs, or compute capability below 8.0"
+    return None
+
+
+@pytest.fixture(params=["cpu"] if why_no_cuda() else ["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+class Watching(TorchFunctionMode):
+    """Changes nothing, but has to see every operator."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, ANN206
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=["direct", "operator"])
+def way(request: pytest.FixtureRequest) -> Callable[[], ContextManager[object]]:
+    return nullcontext if request.param == "direct" else Watching
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def assert_near(actual: torch.Tensor, exact: torch.Tensor, terms: float = 1.0) -> None:
+    """Within the rounding of the type, of each element, of the largest one, or of terms that large."""
+    finite = exact[exact.isfinite()]
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.double(), exact.double(), rtol=tolerance,
+                               atol=tolerance * max(terms, largest), equal_nan=True)
+
+
+def l1_norm_of_torch(x: torch.Tensor, dim: int = 1, mode: str = "mean",
+                     eps: float = 0.0) -> torch.Tensor:
+    size = torch.abs(x)
+    total = size.mean(dim, keepdim=True) if mode == "mean" else size.sum(dim, keepdim=True)
+    return x / (total + eps)
+
+
+# Each operator with a call that PyTorch can make as well: (ours, PyTorch's).
+Pair = Tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]
+LAYER_NORM: Pair = (
+    lambda x: onepass.functional.layer_norm(x, x.shape[-1:]),
+    lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+)
+L1_NORM: Pair = (onepass.functional.l1_norm, l1_norm_of_torch)
+AVG_POOL1D: Pair = (
+    lambda x: onepass.functional.avg_pool1d(x, 4, 2, 1),
+    lambda x: torch.nn.functional.avg_pool1d(x, 4, 2, 1),
+)
+
+
+@pytest.fixture(params=[LAYER_NORM, L1_NORM, AVG_POOL1D], ids=["layer_norm", "l1_norm", "avg_pool1d"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """Any of the operators, for a tensor of two or three axes."""
+    return request.param

@@ -1,0 +1,103 @@
+"""PyTorch's own samples and error inputs for its operators, given to ours."""
+
+import importlib.util
+import re
+import sys
+import types
+import unittest
+from typing import Any, Callable, ContextManager, List
+
+import onepass
+import pytest
+import torch
+from conftest import FLOATS, assert_near
+
+# Of expecttest PyTorch's test utilities only use this, for tests that are not run here.
+if importlib.util.find_spec("expecttest") is None:
+    sys.modules["expecttest"] = types.SimpleNamespace(ACCEPT=False, TestCase=unittest.TestCase)
+
+opinfo = pytest.importorskip(
+    "torch.testing._internal.common_methods_invocations",
+    reason="PyTorch's OpInfo needs numpy, before 2.1 also pyyaml")
+
+OURS = {
+    "nn.functional.layer_norm": onepass.functional.layer_norm,
+    "nn.functional.avg_pool1d": onepass.functional.avg_pool1d,
+}
+OPERATORS = [op for op in opinfo.op_db if op.name in OURS]
+each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name.split(".")[-1])
+
+
+def test_all_operators_have_samples() -> None:
+    assert {op.name for op in OPERATORS} == set(OURS)
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_samples(op: Any, dtype: torch.dtype, device: str,
+                 way: Callable[[], ContextManager[object]]) -> None:
+    if dtype not in op.supported_dtypes(device):
+        pytest.skip(f"this PyTorch has no {op.name} of {dtype} on {device}")
+    for sample in op.sample_inputs(device, dtype):
+        wide = widened(sample)
+        expected = op(wide.input, *wide.args, **wide.kwargs)
+        with way():
+            actual = OURS[op.name](sample.input, *sample.args, **sample.kwargs)
+        assert actual.dtype == dtype and actual.stride() == expected.stride()
+        assert_near(actual, expected)
+
+
+def tensors_of(sample: Any) -> List[torch.Tensor]:
+    given = [sample.input, *sample.args, *sample.kwargs.values()]
+    return [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
+
+
+def widened(sample: Any) -> Any:
+    def widen(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().double().requires_grad_(value.requires_grad)
+
+    return sample.transform(widen)
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_samples(op: Any, dtype: torch.dtype, device: str,
+                              way: Callable[[], ContextManager[object]]) -> None:
+    for sample in op.sample_inputs(device, dtype, requires_grad=True):
+        wide = widened(sample)
+        exact = op(wide.input, *wide.args, **wide.kwargs)
+        with way():
+            actual = OURS[op.name](sample.input, *sample.args, **sample.kwargs)
+        grad = torch.randn_like(actual)
+        grads = torch.autograd.grad(actual, tensors_of(sample), grad)
+        exact_grads = torch.autograd.grad(exact, tensors_of(wide), grad.double())
+        for actual_grad, exact_grad in zip(grads, exact_grads):
+            # Rows that hardly vary have gradients that are differences of terms up to 1/sqrt(eps).
+            assert_near(actual_grad, exact_grad, terms=320.0)
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if op.error_inputs_func is not None],
+                         ids=lambda op: op.name.split(".")[-1])
+def test_error_inputs(op: Any, device: str, way: Callable[[], ContextManager[object]]) -> None:
+    for error_input in op.error_inputs(device):
+        sample = error_input.sample_input
+        with way(), pytest.raises(error_input.error_type) as raised:
+            OURS[op.name](sample.input, *sample.args, **sample.kwargs)
+        assert re.search(error_input.error_regex, str(raised.value))
+
+
+@each_operator
+def test_gradcheck(op: Any, device: str, way: Callable[[], ContextManager[object]]) -> None:
+    for sample in op.sample_inputs(device, torch.float64, requires_grad=True):
+        tensors = tensors_of(sample)
+        if not tensors or sample.input.numel() == 0:
+            continue
+
+        def call(*_: torch.Tensor, sample: Any = sample) -> torch.Tensor:
+            with way():
+                return OURS[op.name](sample.input, *sample.args, **sample.kwargs)
+
+        assert torch.autograd.gradcheck(call, tensors)
+        assert torch.autograd.gradgradcheck(call, tensors)
