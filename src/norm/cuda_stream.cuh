@@ -118,6 +118,8 @@ struct stream {
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
   static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
+  /* Weights wait in registers, but for those of more bytes than the elements where registers are few. */
+  static const bool KEEPS_WEIGHTS = !(SAVES_REGISTERS && BACKWARD && sizeof(W) > sizeof(T));
   /* Of the work on a row, whether there is a copy without its special cases. */
   static const bool SPLITS = !SAVES_REGISTERS && (sizeof(T) != 2 || !FORWARD_MOMENTS);
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
@@ -288,27 +290,26 @@ struct stream {
     /* Rows with weights all start at the same place of a sector, so `whole` holds for all of them. */
     const slice_span<T> first_span = span_of(0);
     const bool whole = (MOMENTS || a.aligned) && ring.has_whole_packs(first_span);
-    int asked = 0, asked_slot = 0;
-    const auto ask = [&] {
+    int asked = 0;
+    const auto ask = [&](int slot) {
       if (asked < rows) {
         const slice_span<T> span = MOMENTS ? first_span : span_of(asked);
-        ring.ask(asked_slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), span, whole);
-        if (BACKWARD)
-          ring.ask(asked_slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), span, whole);
+        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), span, whole);
+        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), span, whole);
         asked++;
-        if (++asked_slot == a.ring) asked_slot = 0;
       }
       commit_copies();
     };
-    for (int k = 0; k < a.ring; k++) ask();
-    pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
+    for (int k = 0; k < a.ring; k++) ask(k);
+    pack<W, VEC> weight[MOMENTS && KEEPS_WEIGHTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
     C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
     if constexpr (MOMENTS) {
       const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
       const W *biases = a.at.bias ? (const W *)a.at.bias + begin : NULL;
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        weight[i] = weights_of<W, T>(weights, ring.position(i), first_span, 1);
+        if constexpr (KEEPS_WEIGHTS)
+          weight[i] = weights_of<W, T>(weights, ring.position(i), first_span, 1);
         if constexpr (!BACKWARD)
           bias[i] = weights_of<W, T>(biases, ring.position(i), first_span, 0);
         if constexpr (BACKWARD) {
@@ -317,6 +318,15 @@ struct stream {
         }
       }
     }
+    const auto weight_of = [&](int i) {
+      if constexpr (KEEPS_WEIGHTS) {
+        stay_packed(weight[MOMENTS ? i : 0]);
+        return weight[MOMENTS ? i : 0];
+      } else {
+        const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
+        return weights_of<W, T>(weights, ring.position(i), first_span, 1);
+      }
+    };
     const C in_warp = FORWARD_MOMENTS ? elements_of_warp(first_span) : 0, one_over = 1 / in_warp;
     if (FORWARD_MOMENTS && threadIdx.x % WARP == 0)
       memory.elements_of_warps[threadIdx.x / WARP] = in_warp;
@@ -332,10 +342,8 @@ struct stream {
         if (!span.touches(at)) continue;
         pack<T, VEC> x = *ring.place(gather_slot, 0, i);
         if constexpr (BACKWARD) {
-          const int k = MOMENTS ? i : 0;
           pack<T, VEC> dy = *ring.place(gather_slot, 1, i);
-          if (MOMENTS) stay_packed(weight[k]);
-          gather_backward<MOMENTS>(mine, x, dy, weight[k], at, span, guess, rstd);
+          gather_backward<MOMENTS>(mine, x, dy, weight_of(i), at, span, guess, rstd);
         } else {
           gather_forward<MOMENTS>(mine, x, at, span, guess);
         }
@@ -382,16 +390,15 @@ struct stream {
       for (int p = 0; p < PACKS; p++) {
         const int at = ring.position(p), k = MOMENTS ? p : 0;
         if (!span.touches(at)) continue;
-        if (MOMENTS) stay_packed(weight[k]);
         const pack<T, VEC> x = *ring.place(slot, 0, p);
         if constexpr (BACKWARD) {
           store_span(out,
-                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight[k],
+                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
                                                    result.gradient, dweight[k], dbias[k]),
                      at, span);
         } else {
           if (MOMENTS) stay_packed(bias[k]);
-          store_span(out, apply_forward<MOMENTS, T, W>(x, weight[k], bias[k], result.scale), at,
+          store_span(out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at,
                      span);
         }
       }
@@ -406,7 +413,7 @@ struct stream {
       } else {
         write(i, result, MOMENTS ? first_span : span_of(i));
       }
-      ask();
+      ask(slot);
       if (++slot == a.ring) slot = 0;
     }
     if constexpr (MOMENTS && BACKWARD)
