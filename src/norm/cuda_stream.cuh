@@ -121,7 +121,7 @@ struct stream {
   /* Weights wait in registers, but for those of more bytes than the elements where registers are few. */
   static const bool KEEPS_WEIGHTS = !(SAVES_REGISTERS && BACKWARD && sizeof(W) > sizeof(T));
   /* Of the work on a row, whether there is a copy without its special cases. */
-  static const bool SPLITS = !SAVES_REGISTERS && (sizeof(T) != 2 || !FORWARD_MOMENTS);
+  static const bool SPLITS = !SAVES_REGISTERS && sizeof(T) != 2;
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
   typedef plain_sums<C, SUMS> sums_type;
   typedef stream_memory<C, SUMS, BACKWARD> memory_type;
