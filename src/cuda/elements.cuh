@@ -217,21 +217,4 @@ __device__ inline void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Wait until at most `groups` groups are still under way; fewer may be. */
-__device__ inline void wait_for_copies(int groups) {
-  if (groups >= 16) {
-    wait_for_all_but<16>();
-  } else if (groups >= 8) {
-    wait_for_all_but<8>();
-  } else if (groups >= 4) {
-    wait_for_all_but<4>();
-  } else if (groups >= 2) {
-    wait_for_all_but<2>();
-  } else if (groups == 1) {
-    wait_for_all_but<1>();
-  } else {
-    wait_for_all_but<0>();
-  }
-}
-
 #endif
