@@ -69,7 +69,7 @@ static void finish_piece(const work *w, onepass_role role, int64_t row, int64_t 
 }
 
 static const char *weight_at(const onepass_norm_problem *p, const void *weight, int64_t element) {
-  return weight ? (const char *)weight + element * onepass_type_size(p->weight_type) : NULL;
+  return weight ? (const char *)weight + element * onepass_type_size(p->held_weight_type) : NULL;
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -507,7 +507,7 @@ static void widen_weights(work *w) {
   const onepass_norm_problem *p = w->problem;
   const int64_t n = p->elements.count;
   char *weight = w->workspace + p->weights_at;
-  char *bias = weight + n * onepass_type_size(p->weight_type);
+  char *bias = weight + n * onepass_type_size(p->held_weight_type);
   if (w->buffers.weight) {
     p->widen_weights(weight, w->buffers.weight, n);
     w->buffers.weight = weight;

@@ -178,7 +178,7 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
     p->partials_at = place(&end, (size_t)p->tasks * 2 * n * sizeof(double));
   }
   if ((p->packed_weights || p->widen_weights) && has_weights) {
-    p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->weight_type));
+    p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->held_weight_type));
   }
   p->scratch_size = (scratch_of(p, summing) + 63) / 64 * 64;
   p->scratch_at = place(&end, p->scratch_size * (size_t)p->threads);
@@ -200,14 +200,14 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   }
   plan->run = onepass_norm_run_cpu;
   p->one_over_n = 1 / (double)p->elements.count;
-  p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
+  p->held_weight_type = p->weight_type;
   p->packed = !all_dense(&plan->layouts, whole_roles, &p->elements);
   p->packed_weights = !all_dense(&plan->layouts, weight_roles, &p->elements);
   if (worth_widening(&plan->layouts, p)) {
-    p->widen_weights = p->kernels->widen_weights;
-    p->weight_type = ONEPASS_TYPE_F32;
-    p->kernels = kernels_at(level, p->op->statistic, p->type, p->weight_type);
+    p->widen_weights = kernels_at(level, p->op->statistic, p->type, p->weight_type)->widen_weights;
+    p->held_weight_type = ONEPASS_TYPE_F32;
   }
+  p->kernels = kernels_at(level, p->op->statistic, p->type, p->held_weight_type);
   p->lane_axis = find_lane_axis(&plan->layouts, &p->rows);
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->strategy = choose_strategy(&plan->layouts, p, threads);

@@ -54,14 +54,16 @@ typedef struct onepass_norm_problem {
   double one_over_n;        /* of the elements in a row */
   onepass_type type;        /* of x, y, dy, dx */
   onepass_type weight_type; /* of weight, bias, dweight, dbias */
-  onepass_walk rows;        /* over the rows */
-  onepass_walk elements;    /* over the elements of a row */
-  int lane_axis;            /* COLUMNS: the axis of `rows` that lies dense in memory */
-  int64_t row_block;        /* ROWS backward: rows whose dweight and dbias are summed together */
-  int64_t strip;            /* COLUMNS: rows done together */
-  int64_t tasks;            /* pieces for the threads to share */
-  int64_t chunks;           /* of a row, each summed by itself */
-  int64_t segment;          /* SPLIT: elements of all rows done together */
+  onepass_type
+      held_weight_type;  /* as the CPU's kernels read them: that, or f32 if they are widened */
+  onepass_walk rows;     /* over the rows */
+  onepass_walk elements; /* over the elements of a row */
+  int lane_axis;         /* COLUMNS: the axis of `rows` that lies dense in memory */
+  int64_t row_block;     /* ROWS backward: rows whose dweight and dbias are summed together */
+  int64_t strip;         /* COLUMNS: rows done together */
+  int64_t tasks;         /* pieces for the threads to share */
+  int64_t chunks;        /* of a row, each summed by itself */
+  int64_t segment;       /* SPLIT: elements of all rows done together */
   /* Where things are in the workspace, in bytes from its start. */
   size_t sums_at, scales_at, partials_at, weights_at, scratch_at, scratch_size;
 } onepass_norm_problem;
