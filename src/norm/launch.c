@@ -112,10 +112,9 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
 /* Whether weights of a half type are better made f32 once than widened again for every row: there
  * are many rows, and they still fit in the first-level cache beside the rows. */
 static bool worth_widening(const onepass_layouts *layouts, const onepass_norm_problem *p) {
-  const int64_t wide = 2 * (int64_t)sizeof(float) * p->elements.count;
+  const int64_t most = onepass_this_machine()->l1 / 2 / (2 * (int64_t)sizeof(float)); /* of each */
   return (layouts->present & weight_roles) && onepass_type_size(p->weight_type) < 4 &&
-         !p->packed_weights && p->rows.count >= LEAST_ROWS_WIDENED &&
-         wide <= onepass_this_machine()->l1 / 2;
+         !p->packed_weights && p->rows.count >= LEAST_ROWS_WIDENED && p->elements.count <= most;
 }
 
 /* Whole chunks, few enough for every thread to have a segment. */
