@@ -224,7 +224,7 @@ static bool choose_blocks(choice *c) {
 static int64_t blocks_in_phase(const choice *c, int64_t most_blocks) {
   const int64_t blocks = least(most_blocks, c->rows);
   if (c->l->width == ONEPASS_NORM_VECTOR || blocks == c->rows) return blocks;
-  const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % SECTOR * c->size; /* without overflow */
+  const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % SECTOR * c->size;
   int64_t period = 1;
   while (period * step % SECTOR) period *= 2;
   return blocks / period * period;
