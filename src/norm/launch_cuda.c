@@ -449,13 +449,6 @@ static bool leaves_chip_idle(const choice *c) {
   return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
 }
 
-/* Long rows with weights: weights of f32 are as many bytes as the row itself, and a block that reads them
- * with every row waits for them longer than a team that keeps them. */
-static bool suits_blocks(const choice *c) {
-  const bool heavy_weights = c->weights && (c->size == 8 || has_f32_weights(c) || c->size == 4);
-  return c->l->packs != BLOCKS_MANY_PACKS || !heavy_weights || c->n * c->size <= 65536;
-}
-
 /* A warp could hold more of a row, but blocks do such rows faster. */
 static bool suits_warps(const choice *c) {
   return c->l->width == ONEPASS_NORM_SCALAR || c->n <= 64 * c->vec;
@@ -469,7 +462,7 @@ static bool choose_best(choice *c) {
   if (!leaves_chip_idle(c)) {
     if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && c->l->packs == BLOCKS_PACKS) return true;
     if (try_kernel(c, ONEPASS_CUDA_RING)) return true;
-    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && suits_blocks(c)) return true;
+    if (try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
   }
   return try_kernel(c, ONEPASS_CUDA_STREAM) || try_kernel(c, ONEPASS_CUDA_PASSES) ||
          try_kernel(c, ONEPASS_CUDA_STRIDED);
