@@ -41,30 +41,27 @@ __device__ inline void ring_forward(const norm_args &a) {
   }
   int slot = 0, turn = 0;
   C guess = MOMENTS ? guess_mean(x_rows.first, a.elements.count) : 0;
-  const auto do_row = [&](int row, const auto &mine_of) {
-    pack<T, VEC> x[PACKS];
+  /* Two copies of each: barriers are outside of them, as not all warps of a block take the same. */
+  const bool split = !SAVES_REGISTERS && whole;
+  pack<T, VEC> x[PACKS];
+  const auto take = [&](const auto &mine_of) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       if (mine_of.touches(ring.position(i))) x[i] = *ring.place(slot, 0, i);
     }
-    ask(slot, row + RING_FORWARD);
-    row_scale<C> scale;
-#pragma unroll 1
-    for (bool again = false;; again = true) {
-      plain_sums<C, SUMS> mine;
-      mine.clear();
+  };
+  const auto gather = [&](const auto &mine_of) {
+    plain_sums<C, SUMS> mine;
+    mine.clear();
 #pragma unroll
-      for (int i = 0; i < PACKS; i++) {
-        if (mine_of.touches(ring.position(i)))
-          gather_forward<MOMENTS>(mine, x[i], ring.position(i), mine_of, guess);
-        stay_packed(x[i]);
-      }
-      const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
-      turn ^= 1;
-      if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
+    for (int i = 0; i < PACKS; i++) {
+      if (mine_of.touches(ring.position(i)))
+        gather_forward<MOMENTS>(mine, x[i], ring.position(i), mine_of, guess);
+      stay_packed(x[i]);
     }
-    if (MOMENTS && threadIdx.x == 0) save_moments<true>(scale, x_rows.number(row), a);
-    T *y = y_rows.at(row);
+    return mine;
+  };
+  const auto write = [&](T *y, const row_scale<C> &scale, const auto &mine_of) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int at = ring.position(i), k = MOMENTS ? i : 0;
@@ -77,10 +74,25 @@ __device__ inline void ring_forward(const norm_args &a) {
     const C next_guess =
         MOMENTS && row + 1 < rows ? guess_mean(x_rows.at(row + 1), a.elements.count) : 0;
     wait_for_all_but<RING_FORWARD - 1>();
-    if (!SAVES_REGISTERS && whole) {
-      do_row(row, whole_span<T>(span));
+    if (split) {
+      take(whole_span<T>(span));
     } else {
-      do_row(row, span);
+      take(span);
+    }
+    ask(slot, row + RING_FORWARD);
+    row_scale<C> scale;
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+      const plain_sums<C, SUMS> mine = split ? gather(whole_span<T>(span)) : gather(span);
+      const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
+      turn ^= 1;
+      if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
+    }
+    if (MOMENTS && threadIdx.x == 0) save_moments<true>(scale, x_rows.number(row), a);
+    if (split) {
+      write(y_rows.at(row), scale, whole_span<T>(span));
+    } else {
+      write(y_rows.at(row), scale, span);
     }
     guess = next_guess;
     if (++slot == RING_FORWARD) slot = 0;
@@ -122,8 +134,9 @@ __device__ inline void ring_backward(const norm_args &a) {
   }
   int slot = 0, turn = 0;
   C mean = MOMENTS ? *means.first : 0, rstd = MOMENTS ? *rstds.first : 0;
-  const auto do_row = [&](int row, const auto &mine_of) {
-    pack<T, VEC> x[PACKS], dy[PACKS];
+  const bool split = !SAVES_REGISTERS && whole; /* as forward */
+  pack<T, VEC> x[PACKS], dy[PACKS];
+  const auto gather = [&](const auto &mine_of) {
     plain_sums<C, SUMS> mine;
     mine.clear();
 #pragma unroll
@@ -138,11 +151,9 @@ __device__ inline void ring_backward(const norm_args &a) {
       stay_packed(x[i]);
       stay_packed(dy[i]);
     }
-    ask(slot, row + RING_BACKWARD);
-    const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
-    turn ^= 1;
-    const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
-    T *dx = dx_rows.at(row);
+    return mine;
+  };
+  const auto write = [&](T *dx, const row_gradient<C> &gradient, const auto &mine_of) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int at = ring.position(i), k = MOMENTS ? i : 0;
@@ -157,10 +168,15 @@ __device__ inline void ring_backward(const norm_args &a) {
     const int next = row + 1 < rows ? row + 1 : row;
     const C next_mean = MOMENTS ? *means.at(next) : 0, next_rstd = MOMENTS ? *rstds.at(next) : 0;
     wait_for_all_but<RING_BACKWARD - 1>();
-    if (!SAVES_REGISTERS && whole) {
-      do_row(row, whole_span<T>(span));
+    const plain_sums<C, SUMS> mine = split ? gather(whole_span<T>(span)) : gather(span);
+    ask(slot, row + RING_BACKWARD);
+    const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
+    turn ^= 1;
+    const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
+    if (split) {
+      write(dx_rows.at(row), gradient, whole_span<T>(span));
     } else {
-      do_row(row, span);
+      write(dx_rows.at(row), gradient, span);
     }
     mean = next_mean;
     rstd = next_rstd;
