@@ -23,7 +23,7 @@ enum {
 __host__ __device__ constexpr int blocks_early_threads(int vec) { return vec == 8 ? 128 : 256; }
 
 /* Of a thread's packs, those that wait in its registers. */
-__host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : vec == 8 ? 5 : 6; }
+__host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5; }
 
 /* Where one row fills a multiprocessor, asks for the one that comes to it next. */
 template <class T>

@@ -44,12 +44,6 @@ __device__ inline void ring_forward(const norm_args &a) {
   /* Two copies of each: barriers are outside of them, as not all warps of a block take the same. */
   const bool split = !SAVES_REGISTERS && whole;
   pack<T, VEC> x[PACKS];
-  const auto take = [&](const auto &mine_of) {
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (mine_of.touches(ring.position(i))) x[i] = *ring.place(slot, 0, i);
-    }
-  };
   const auto gather = [&](const auto &mine_of) {
     plain_sums<C, SUMS> mine;
     mine.clear();
@@ -74,11 +68,8 @@ __device__ inline void ring_forward(const norm_args &a) {
     const C next_guess =
         MOMENTS && row + 1 < rows ? guess_mean(x_rows.at(row + 1), a.elements.count) : 0;
     wait_for_all_but<RING_FORWARD - 1>();
-    if (split) {
-      take(whole_span<T>(span));
-    } else {
-      take(span);
-    }
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) x[i] = *ring.place(slot, 0, i);
     ask(slot, row + RING_FORWARD);
     row_scale<C> scale;
 #pragma unroll 1

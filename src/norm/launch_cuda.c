@@ -209,7 +209,7 @@ static bool choose_blocks(choice *c) {
     return true;
   }
   if (c->moments) return false;
-  const int64_t held = c->size == 8 ? 3 : c->size == 2 ? 5 : 6; /* wide_packs in cuda_blocks.cuh */
+  const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
   l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);

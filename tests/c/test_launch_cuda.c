@@ -215,11 +215,7 @@ static void expect_blocks(const norm_trial *t) {
        (l->width == ONEPASS_NORM_PHASED && l->wide && !t->of.layer_norm));
   NORM(l->wide || l->packs == 4 || l->packs == 8);
   NORM(l->block <= (l->wide ? 1024 : l->broad || l->packs == 8 ? 512 : t->size == 2 ? 128 : 256));
-  const int64_t packs = l->wide ? (t->size == 8   ? 3
-                                   : t->size == 2 ? 5
-                                                  : 6) +
-                                      (int64_t)l->chunks
-                                : l->packs;
+  const int64_t packs = l->wide ? (t->size == 8 ? 3 : 5) + (int64_t)l->chunks : l->packs;
   NORM(l->block * packs >= packs_reached(t, t->of.n));
   NORM(!l->wide || !t->of.layer_norm);
   NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
