@@ -18,7 +18,15 @@ from contenders import (
     eager_calls,
     liger_function,
 )
-from gpu_timing import L2Cache, Recorder, Recording, brief, interleave, wall_microseconds
+from gpu_timing import (
+    L2Cache,
+    Recorder,
+    Recording,
+    brief,
+    give_back_memory,
+    interleave,
+    wall_microseconds,
+)
 from onepass_torch import Call, OnepassError, Plan, load_library
 from operands import (
     DTYPES,
@@ -147,7 +155,7 @@ class Bench:
             if trial:
                 trial.destroy()
             del trial
-            torch.cuda.empty_cache()  # the graphs' memory, too
+            give_back_memory()
 
     def measure_trial(self, trial: Trial, drawn: bool) -> Line:
         recorder = Recorder()

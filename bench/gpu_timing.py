@@ -17,7 +17,8 @@ import torch
 
 from onepass_torch import Call
 
-__all__ = ["L2Cache", "Recorder", "Recording", "brief", "interleave", "wall_microseconds"]
+__all__ = ["L2Cache", "Recorder", "Recording", "brief", "give_back_memory", "interleave",
+           "wall_microseconds"]
 
 FLUSH_BYTES = 256 << 20  # at least; also long enough to queue the replay behind it meanwhile
 SLEEP_CYCLES = 200_000  # about 100 us: what queueing a call may take Python
@@ -57,7 +58,7 @@ class Recorder:
     def record(self, calls: Sequence[Call]) -> Recording:
         queue_all(calls)  # compiles, loads kernels and chooses what is chosen once
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        give_back_memory()
         graph = torch.cuda.CUDAGraph()
         try:
             capture(graph, calls, self.pool)
@@ -67,6 +68,13 @@ class Recorder:
         graph.replay()
         torch.cuda.synchronize()
         return Recording(graph.replay, len(calls), "graph")
+
+
+def give_back_memory() -> None:
+    """What PyTorch holds in reserve, the memory of graphs that are gone included, once it is much: giving
+    it back takes longer than most measurements."""
+    if torch.cuda.memory_reserved() > torch.cuda.get_device_properties(0).total_memory // 3:
+        torch.cuda.empty_cache()
 
 
 def capture(graph: torch.cuda.CUDAGraph, calls: Sequence[Call], pool: Any) -> None:

@@ -67,7 +67,8 @@ tools=("$@")
 for tool in "${tools[@]}"; do
   case $tool in
     memcheck) run_tool memcheck --leak-check full ;;
-    racecheck | initcheck | synccheck) run_tool "$tool" ;;
+    racecheck | initcheck) run_tool "$tool" ;;
+    synccheck) run_tool synccheck --num-cuda-barriers 65536 ;; # stream kernels have many, in every block
     *) echo "unknown tool '$tool'; expected memcheck, racecheck, initcheck or synccheck" >&2; exit 2 ;;
   esac
 done

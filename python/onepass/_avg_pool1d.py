@@ -39,24 +39,26 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Tensor:
     """torch.nn.functional.avg_pool1d."""
-    kernel = _length(kernel_size)
-    step = kernel if stride is None else _length(stride)
-    window = (kernel, step, _length(padding), ceil_mode, count_include_pad)
     if is_compiling():
         way = OPERATOR
     else:
-        way = _native.kind(input) or way_of_watched(input)
+        way = _native.kind_or_small(input) or way_of_watched(input)
     if way == DIRECT:
-        output = _native.avg_pool1d(input, *window)
+        output = _native.avg_pool1d(
+            input, kernel_size, stride, padding, ceil_mode, count_include_pad)
         if output is not None:
             return output
-    elif way == DIRECT_WITH_GRAD:
-        try:
-            return _apply(input, *window)
-        except NotCovered:
-            pass
-    elif way == OPERATOR and _covers(input, window):
-        return _operator(input, *window)
+    elif way == DIRECT_WITH_GRAD or way == OPERATOR:
+        kernel = _length(kernel_size)
+        step = kernel if stride is None else _length(stride)
+        window = (kernel, step, _length(padding), ceil_mode, count_include_pad)
+        if way == DIRECT_WITH_GRAD:
+            try:
+                return _apply(input, *window)
+            except NotCovered:
+                pass
+        elif _covers(input, window):
+            return _operator(input, *window)
     try:
         return torch.nn.functional.avg_pool1d(
             input, kernel_size, () if stride is None else stride, padding, ceil_mode,

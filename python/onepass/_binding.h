@@ -42,7 +42,9 @@ typedef struct {
   PyObject *float32;    /* Tensor.new_empty's keyword arguments for torch.float32 */
   PyObject *dtypes;     /* torch.dtype -> (code, bits) */
   PyObject *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_is_cpu, *name_is_cuda,
-      *name_get_device, *name_is_neg, *name_requires_grad, *name_new_empty, *name_current_level;
+      *name_get_device, *name_is_neg, *name_requires_grad, *name_new_empty, *name_numel,
+      *name_current_level;
+  int64_t small_on_cpu, small_on_cuda; /* elements of a tensor whose gradient is PyTorch's */
   CachedPlan *plans[PLAN_SLOTS];
   unsigned next_victim; /* which of the ways loses its plan next */
 } State;
@@ -52,6 +54,9 @@ typedef struct {
 /* An object that is consumed as a number or a truth; -1 with an exception set if it is none, or NULL. */
 int64_t take_integer(PyObject *object);
 int take_truth(PyObject *object);
+
+/* object.name(), a new reference. */
+PyObject *call_method(PyObject *object, PyObject *name);
 
 /* A tensor, with room for its shape and strides where PyTorch does not lend its own. */
 typedef struct {

@@ -13,6 +13,7 @@ from ._torch import (
     DIRECT_WITH_GRAD,
     ERRORS,
     OPERATOR,
+    SMALL,
     NotCovered,
     below_autograd,
     define,
@@ -39,7 +40,8 @@ def layer_norm(
     if is_compiling():
         way = OPERATOR
     else:
-        way = _native.kind(input, weight, bias) or way_of_watched(input, weight, bias)
+        way = (_native.kind_or_small(input, weight, bias)
+               or way_of_watched(input, weight, bias))
         if way & DIRECT and input.is_cuda:
             if torch.is_autocast_enabled():
                 input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
@@ -56,6 +58,8 @@ def layer_norm(
     elif way == OPERATOR and eps >= 0 and _covers(input, normalized_shape, weight, bias):
         return _operator(input, normalized_shape, weight, bias, eps)[0]
     try:
+        if way == SMALL:
+            return torch.layer_norm(input, normalized_shape, weight, bias, eps)
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     except ERRORS as error:
         raise explain(error, "layer_norm", input=input, normalized_shape=normalized_shape,

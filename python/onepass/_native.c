@@ -229,16 +229,29 @@ static PyObject *new_lines(const State *state, Call *call, int role, PyObject *o
   return made;
 }
 
+/* The one number in an argument, which may be a sequence of one; -1, perhaps with an exception set, if it
+ * is for PyTorch to say what is wrong with it. */
+static int64_t one_length(PyObject *given) {
+  if (PyLong_Check(given)) return PyLong_AsLongLong(given);
+  if (PySequence_Size(given) != 1) return -1;
+  PyObject *only = PySequence_GetItem(given, 0);
+  if (only && PyLong_Check(only)) return take_integer(only);
+  Py_XDECREF(only);
+  return -1;
+}
+
 PyDoc_STRVAR(avg_pool1d_doc,
              "avg_pool1d(x, kernel, stride, padding, ceil_mode, "
-             "count_include_pad)\n\ny or None.");
+             "count_include_pad)\n\ny or None. Lengths as PyTorch takes them.");
 static PyObject *avg_pool1d(PyObject *module, PyObject *args) {
-  PyObject *x;
-  long long kernel, stride, padding;
+  PyObject *x, *kernel_size, *step, *pad;
   int ceil_mode, count_include_pad;
-  if (!PyArg_ParseTuple(args, "OLLLpp", &x, &kernel, &stride, &padding, &ceil_mode,
+  if (!PyArg_ParseTuple(args, "OOOOpp", &x, &kernel_size, &step, &pad, &ceil_mode,
                         &count_include_pad))
     return not_covered(NULL);
+  const int64_t kernel = one_length(kernel_size);
+  const int64_t stride = step == Py_None ? kernel : one_length(step), padding = one_length(pad);
+  if (kernel < 0 || stride < 0 || padding < 0) return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
   call.pools = 1;
@@ -281,7 +294,7 @@ static PyObject *avg_pool1d_backward(PyObject *module, PyObject *args) {
 
 /* ---- What kind of call this is ------------------------------------------------------------------- */
 
-enum { PLAIN = 1, NEEDS_GRAD = 2 };
+enum { PLAIN = 1, NEEDS_GRAD = 2, SMALL = 16 };
 
 /* Is anybody watching what happens to tensors, or does a tensor stand for something else? */
 static int is_watched(const State *state, PyObject *tensors) {
@@ -316,6 +329,45 @@ static PyObject *kind(PyObject *module, PyObject *tensors) {
   int kind = 0;
   if (!is_watched(state, tensors)) kind = PLAIN | (needs_grad(state, tensors) ? NEEDS_GRAD : 0);
   return PyErr_Occurred() ? NULL : PyLong_FromLong(kind);
+}
+
+/* A gradient of ours is recorded in Python, which takes some microseconds more than in C++. On a small
+ * tensor nothing makes up for them, so it is left to PyTorch, whoever is watching. */
+static int is_small(const State *state, PyObject *tensors) {
+  PyObject *input = PyTuple_Size(tensors) > 0 ? PyTuple_GetItem(tensors, 0) : Py_None;
+  const PyObject *type = (PyObject *)Py_TYPE(input);
+  if ((type != state->tensor_type && type != state->parameter_type) || !needs_grad(state, tensors))
+    return 0;
+  const int64_t limit = take_truth(PyObject_GetAttr(input, state->name_is_cuda)) == 1
+                            ? state->small_on_cuda
+                            : state->small_on_cpu;
+  return take_integer(call_method(input, state->name_numel)) <= limit;
+}
+
+PyDoc_STRVAR(kind_or_small_doc,
+             "kind_or_small(*tensors)\n\nSMALL if a gradient is needed and the first tensor is so "
+             "small that PyTorch does it sooner; or else kind(*tensors).");
+static PyObject *kind_or_small(PyObject *module, PyObject *tensors) {
+  const int small = is_small(PyModule_GetState(module), tensors);
+  if (PyErr_Occurred()) return NULL;
+  return small ? PyLong_FromLong(SMALL) : kind(module, tensors);
+}
+
+PyDoc_STRVAR(
+    set_small_doc,
+    "set_small(on_cpu, on_cuda)\n\nUp to how many elements are small; returns what it was.");
+static PyObject *set_small(PyObject *module, PyObject *args) {
+  State *state = PyModule_GetState(module);
+  PyObject *before =
+      Py_BuildValue("LL", (long long)state->small_on_cpu, (long long)state->small_on_cuda);
+  long long on_cpu, on_cuda;
+  if (!PyArg_ParseTuple(args, "LL", &on_cpu, &on_cuda)) {
+    Py_XDECREF(before);
+    return NULL;
+  }
+  state->small_on_cpu = on_cpu;
+  state->small_on_cuda = on_cuda;
+  return before;
 }
 
 PyDoc_STRVAR(covers_cuda_doc, "covers_cuda(index)\n\nWhether onepass works on that GPU.");
@@ -356,6 +408,8 @@ static PyObject *setup(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, setup_doc},
     {"kind", kind, METH_VARARGS, kind_doc},
+    {"kind_or_small", kind_or_small, METH_VARARGS, kind_or_small_doc},
+    {"set_small", set_small, METH_VARARGS, set_small_doc},
     {"covers_cuda", covers_cuda, METH_O, covers_cuda_doc},
     {"layer_norm", layer_norm, METH_VARARGS, layer_norm_doc},
     {"layer_norm_backward", layer_norm_backward, METH_VARARGS, layer_norm_backward_doc},
@@ -382,6 +436,7 @@ static int fill_module(PyObject *module) {
       {&state->name_is_neg, "is_neg"},
       {&state->name_requires_grad, "requires_grad"},
       {&state->name_new_empty, "new_empty"},
+      {&state->name_numel, "numel"},
       {&state->name_current_level, "_current_level"},
   };
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -389,11 +444,9 @@ static int fill_module(PyObject *module) {
   const struct {
     const char *name;
     int value;
-  } constants[] = {{"PLAIN", PLAIN},
-                   {"NEEDS_GRAD", NEEDS_GRAD},
-                   {"NO_STATISTICS", NO_STATISTICS},
-                   {"STATISTICS", STATISTICS},
-                   {"STATISTICS_TENSOR", STATISTICS_TENSOR}};
+  } constants[] = {{"PLAIN", PLAIN},           {"NEEDS_GRAD", NEEDS_GRAD},
+                   {"SMALL", SMALL},           {"NO_STATISTICS", NO_STATISTICS},
+                   {"STATISTICS", STATISTICS}, {"STATISTICS_TENSOR", STATISTICS_TENSOR}};
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
     if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) return -1;
   return PyModule_AddStringConstant(module, "version", onepass_version_string());

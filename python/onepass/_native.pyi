@@ -6,6 +6,7 @@ from torch import Tensor, dtype
 
 PLAIN: int
 NEEDS_GRAD: int
+SMALL: int
 NO_STATISTICS: int
 STATISTICS: int
 STATISTICS_TENSOR: int
@@ -28,6 +29,8 @@ def setup(
     /,
 ) -> None: ...
 def kind(*tensors: Optional[Tensor]) -> int: ...
+def kind_or_small(*tensors: Optional[Tensor]) -> int: ...
+def set_small(on_cpu: int, on_cuda: int, /) -> Tuple[int, int]: ...
 def covers_cuda(index: int, /) -> bool: ...
 def layer_norm(
     x: Tensor,
@@ -55,9 +58,9 @@ def l1_norm_backward(
 ) -> Optional[Tensor]: ...
 def avg_pool1d(
     x: Tensor,
-    kernel: int,
-    stride: int,
-    padding: int,
+    kernel: Union[int, Sequence[int]],
+    stride: Union[int, Sequence[int], None],
+    padding: Union[int, Sequence[int]],
     ceil_mode: bool,
     count_include_pad: bool,
     /,

@@ -7,7 +7,7 @@
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-static PyObject *call_method(PyObject *object, PyObject *name) {
+PyObject *call_method(PyObject *object, PyObject *name) {
   return PyObject_CallMethodObjArgs(object, name, NULL);
 }
 

@@ -4,6 +4,8 @@ A call of an operator goes one of these ways:
 
 DIRECT            Nobody is watching: straight to the C library. This is the way that has to be quick.
 DIRECT_WITH_GRAD  The same, in an autograd.Function.
+SMALL             A gradient is needed of so small a tensor that recording it in Python, as an
+                  autograd.Function does, would take longer than PyTorch's own operator does.
 OPERATOR          Somebody wants to see the call rather than its result: torch.compile, export, fake
                   tensors. They get an operator that is registered with PyTorch, as one piece.
 PYTORCH           Tensor subclasses, vmap, forward-mode AD, torch.jit.trace, all types and devices that
@@ -20,7 +22,7 @@ from torch.autograd import forward_ad
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "NotCovered",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "SMALL", "NotCovered",
     "below_autograd", "define", "differentiate", "explain", "has_known_type",
     "is_compiling", "needs_grad", "way_back", "way_of_watched",
 ]
@@ -30,6 +32,7 @@ DIRECT = _native.PLAIN
 DIRECT_WITH_GRAD = _native.PLAIN | _native.NEEDS_GRAD
 OPERATOR = 4
 PYTORCH = 8
+SMALL = _native.SMALL
 
 
 class NotCovered(Exception):
@@ -76,6 +79,9 @@ _native.setup(
     {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16),
      torch.bfloat16: (4, 16)},
 )
+
+# Elements. On a GPU both operators are done with a MiB sooner than Python is with recording it.
+_native.set_small(1 << 12, 1 << 18)
 
 # ---- Which way a call goes ----------------------------------------------------------------------
 

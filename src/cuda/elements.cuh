@@ -82,7 +82,7 @@ template <int BYTES>
 __device__ inline typename streaming<BYTES>::word load_word_once(const void *p) {
   typename streaming<BYTES>::word raw;
   if constexpr (BYTES == 16) {
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(p));
   } else {
@@ -116,7 +116,26 @@ __device__ inline pack<T, N> load_once_if(bool there, const T *p) {
 template <class T, int N>
 __device__ inline void store_once(T *p, const pack<T, N> &value) {
   typedef typename streaming<sizeof(T) * N>::word word;
-  __stcs((word *)p, *(const word *)&value);
+  *(word *)p = *(const word *)&value;
+}
+
+/* The second-level cache may hold on to some data and let other data pass through: for kernels that come
+ * back to the former again and again while more of the latter goes by than there is room for. */
+__device__ inline uint4 load_held(const void *p) {
+  uint4 raw;
+  asm volatile(
+      "{ .reg .b64 hold; createpolicy.fractional.L2::evict_last.b64 hold, 1.0;"
+      " ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], hold; }"
+      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+      : "l"(p));
+  return raw;
+}
+__device__ inline void store_passing(void *p, uint4 value) {
+  asm volatile(
+      "{ .reg .b64 pass; createpolicy.fractional.L2::evict_first.b64 pass, 1.0;"
+      " st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, pass; }" ::"l"(p),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+      : "memory");
 }
 
 /* Two halves in a word at once: taken one by one, each would be cut out of its word first. */
@@ -205,9 +224,17 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
 /* 16 bytes of which the first `valid` are read; the others become zeros. */
 __device__ inline void copy_async(void *shared, const void *global, int valid) {
   const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
-               "r"(valid)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
                : "memory");
+}
+
+__device__ inline void copy_async_passing(void *shared, const void *global, int valid) {
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile(
+      "{ .reg .b64 pass; createpolicy.fractional.L2::evict_first.b64 pass, 1.0;"
+      " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, pass; }" ::"r"(to),
+      "l"(global), "r"(valid)
+      : "memory");
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

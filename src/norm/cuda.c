@@ -56,7 +56,11 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                l->broad ? "broad" : "narrow", weights);
       break;
     case ONEPASS_CUDA_STREAM:
-      snprintf(name, sizeof name, "%s_stream_%s%s", n->statistic, n->direction, weights);
+      snprintf(name, sizeof name, "%s_stream_%s%s%s", n->statistic, n->direction,
+               l->chunked ? "_chunked"
+               : l->broad ? "_broad"
+                          : "",
+               weights);
       break;
     case ONEPASS_CUDA_COLUMNS:
       snprintf(name, sizeof name, "%s_columns_%s_%s", n->statistic, n->direction, width);
@@ -101,7 +105,7 @@ static onepass_status add_sum_of_parts(const naming *n, onepass_norm_way *way) {
   return add_step(
       n->plan, way, "moments_sum_parts",
       (onepass_cuda_launch){
-          .grid = (columns * way->launch.adders + SUM_PARTS_BLOCK - 1) / SUM_PARTS_BLOCK,
+          .grid = 2 * ((columns * way->launch.adders + SUM_PARTS_BLOCK - 1) / SUM_PARTS_BLOCK),
           .block = SUM_PARTS_BLOCK});
 }
 
@@ -122,7 +126,7 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
     }
     if (status == ONEPASS_OK) status = add_main_step(&names, way);
   }
-  if (status == ONEPASS_OK && sums_weights && p->elements.count > 0) {
+  if (status == ONEPASS_OK && sums_weights && p->elements.count > 0 && !way->launch.direct) {
     status = add_sum_of_parts(&names, way);
   }
   return status;
@@ -170,11 +174,15 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .sums = (double *)(workspace + l->sums_at),
                             .dweight_parts = buffers->dweight ? workspace + l->dweight_at : NULL,
                             .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL};
+  if (l->direct) {
+    args.dweight_parts = buffers->dweight;
+    args.dbias_parts = buffers->dbias;
+  }
   onepass_status status = ONEPASS_OK;
   if (l->mail_size && way->step_count) {
     status = onepass_cuda_queue_zeros(args.mail, l->mail_size, stream);
   }
-  const bool sums_weights = buffers->dweight || buffers->dbias;
+  const bool sums_weights = (buffers->dweight || buffers->dbias) && !l->direct;
   for (int i = 0; i < way->step_count && status == ONEPASS_OK; i++) {
     if (sums_weights && i + 1 == way->step_count) {
       args.segments = l->parts;

@@ -82,7 +82,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
     for (int i = 0; i < PACKS; i++) {
       C v[VEC];
       widen_pack(v, held[i]);
-      if (at(i) < n) add_forward<MOMENTS>(mine, v, guess);
+      if (at(i) < n) add_forward<MOMENTS, T>(mine, v, guess);
       stay_packed(held[i]);
     }
     if (again == 0) prefetch_next_row<T>(a);
@@ -190,6 +190,7 @@ __device__ inline void wide_forward(const norm_args &a) {
   /* Alike for a warp's threads, but not for a block's: the barrier is outside. */
   const bool split = !SAVES_REGISTERS && __all_sync(ALL_LANES, every);
   const plain_sums<C, 1> mine = split ? row.gather(x, whole_span<T>(span)) : row.gather(x, span);
+  prefetch_next_row<T>(a);
   row_scale<C> scale;
   C none = 0;
   find_scale<false, T>(scale, sum_block(mine, of_warps), none, true, a);

@@ -153,16 +153,24 @@ struct slice_view {
   __device__ bool has(int position) const { return position >= phase && position < end; }
 };
 
+/* v - from. Halves are mostly taken about 0, which is looked at once for all of them. */
+template <class T, class C, int N>
+__device__ inline void take_off(C (&v)[N], C from) {
+  if (sizeof(T) == 2 && from == 0) return;
+#pragma unroll
+  for (int j = 0; j < N; j++) v[j] -= from;
+}
+
 /* What the elements of a slot add to the sums of their row. Those of a slot that is partly another
  * row's are looked at one by one. */
-template <class C, int N>
-__device__ inline void add_deviations(plain_sums<C, 2> &mine, const C (&v)[N], C about) {
+template <class T, class C, int N>
+__device__ inline void add_deviations(plain_sums<C, 2> &mine, C (&v)[N], C about) {
   C sum = 0, squares = 0; /* of its own, so that slots do not wait for each other */
+  take_off<T>(v, about);
 #pragma unroll
   for (int j = 0; j < N; j++) {
-    const C deviation = v[j] - about;
-    sum += deviation;
-    squares += deviation * deviation;
+    sum += v[j];
+    squares += v[j] * v[j];
   }
   mine.v[0] += sum;
   mine.v[1] += squares;
@@ -194,19 +202,28 @@ template <class C>
 struct row_moments {
   C about, more, squares;
   bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
-  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count) {
+  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4) {
     about = from;
     more = sums.v[0] * one_over_count;
     const C of_mean = sums.v[0] * more;
     squares = sums.v[1] - of_mean;
-    lossy = !(of_mean <= 4 * squares);
+    lossy = !(of_mean <= limit * squares);
     if (squares < 0) squares = 0;
   }
 };
 
-/* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. */
+/* How far the mean may be from what sums were made about, in squares of the deviation: halves have fewer
+ * bits to lose. */
+template <class T>
+struct lossless {
+  static const int SQUARES = sizeof(T) == 2 ? 16 : 4;
+};
+
+/* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. The mean
+ * of halves cannot be as far from 0, measured by their deviation, unless most of them are alike: 0 does. */
 template <class T>
 __device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
+  if (sizeof(T) == 2) return 0;
   typename sums_of<T>::type sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);

@@ -19,15 +19,15 @@ struct pass_sums {
   static const int count = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
 };
 
-template <bool MOMENTS, bool BACKWARD, class C, int N, int SUMS>
-__device__ inline void add_all(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N],
+template <bool MOMENTS, bool BACKWARD, class T, class C, int N, int SUMS>
+__device__ inline void add_all(plain_sums<C, SUMS> &mine, C (&x)[N], const C (&dy)[N],
                                const C (&w)[N], C mean, C rstd) {
   if constexpr (BACKWARD) {
 #pragma unroll
     for (int j = 0; j < N; j++)
       add_product<MOMENTS>(mine, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
   } else if constexpr (MOMENTS) {
-    add_deviations(mine, x, mean);
+    add_deviations<T>(mine, x, mean);
   } else {
     add_magnitudes(mine, x);
   }
@@ -47,12 +47,12 @@ __device__ inline row_moments<C> gather_about(const T *x, const slice_view<T> &v
       v[j] = view.has(slot * VEC + j) ? widen(x[slot * VEC + j - view.phase]) : (C)0;
     }
     if (view.is_whole(slot)) {
-      add_deviations(mine, v, about);
+      add_deviations<T>(mine, v, about);
     } else {
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        const C one[1] = {v[j]};
-        if (view.has(slot * VEC + j)) add_deviations(mine, one, about);
+        C one[1] = {v[j]};
+        if (view.has(slot * VEC + j)) add_deviations<T>(mine, one, about);
       }
     }
   }
@@ -115,14 +115,15 @@ __device__ inline void passes_gather(const norm_args &a) {
       const int slot = start + k * PASSES_BLOCK;
       if (slot >= view.slots()) continue;
       if (view.is_whole(slot)) {
-        add_all<MOMENTS, BACKWARD>(mine, v[k], g[k], w[k], BACKWARD ? mean : first, rstd);
+        add_all<MOMENTS, BACKWARD, T>(mine, v[k], g[k], w[k], BACKWARD ? mean : first, rstd);
       } else {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const C one[1] = {v[k][j]}, one_dy[1] = {BACKWARD ? g[k][j] : 0},
+          C one[1] = {v[k][j]};
+          const C one_dy[1] = {BACKWARD ? g[k][j] : 0},
                   one_w[1] = {BACKWARD && MOMENTS ? w[k][j] : 1};
           if (view.has(slot * VEC + j))
-            add_all<MOMENTS, BACKWARD>(mine, one, one_dy, one_w, BACKWARD ? mean : first, rstd);
+            add_all<MOMENTS, BACKWARD, T>(mine, one, one_dy, one_w, BACKWARD ? mean : first, rstd);
         }
       }
     }
@@ -130,7 +131,7 @@ __device__ inline void passes_gather(const norm_args &a) {
   double *to = a.sums + (row * a.segments + segment) * SUMS;
   const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
   if constexpr (MOMENTS && !BACKWARD) {
-    row_moments<C> found(all, first, 1 / (C)length);
+    row_moments<C> found(all, first, 1 / (C)length, lossless<T>::SQUARES);
     if (found.lossy)
       found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
     if (threadIdx.x == 0) {

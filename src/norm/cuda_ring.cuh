@@ -22,70 +22,82 @@ __device__ inline void ring_forward(const norm_args &a) {
   extern __shared__ __align__(16) char places[];
   const thread_ring<T, PACKS, 1> ring(places, blockDim.x);
   const block_rows<T> x_rows(a, a.at.x, ONEPASS_ROLE_X), y_rows(a, a.at.y, ONEPASS_ROLE_Y);
-  const slice_span<T> span(x_rows.first, (int)a.elements.count, a.aligned);
-  const bool whole = ring.has_whole_packs(span);
+  const dealt_row<T, PACKS> mine(x_rows.first, (int)a.elements.count, a.aligned);
+  const whole_span<T> span(mine.span);
   const int rows = x_rows.count;
-  const auto ask = [&](int slot, int i) {
-    if (i < rows) ring.ask(slot, 0, x_rows.at(i), span, whole);
+  const auto ask = [&](int slot, int row) {
+    if (row < rows) {
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (mine.has(i))
+          copy_async(ring.place(slot, 0, i), x_rows.at(row) - span.begin + mine.position(i), 16);
+      }
+    }
     commit_copies();
   };
 #pragma unroll
   for (int k = 0; k < RING_FORWARD; k++) ask(k, k);
   pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
+  pack<W, 1> end_weight, end_bias;
   if constexpr (MOMENTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i] = weights_of<W, T>(a.at.weight, ring.position(i), span, 1);
-      bias[i] = weights_of<W, T>(a.at.bias, ring.position(i), span, 0);
+      weight[i] = weights_of<W, T>(a.at.weight, mine.position(i), mine.span, 1);
+      bias[i] = weights_of<W, T>(a.at.bias, mine.position(i), mine.span, 0);
+    }
+    if (mine.column >= 0) {
+      end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
+      end_bias = aligned_weights<W, 1>(a.at.bias, mine.column, 0);
     }
   }
-  int slot = 0, turn = 0;
+  pack<T, 1> end = {}, next_end = {};
+  if (mine.column >= 0) end.v[0] = x_rows.first[mine.column];
   C guess = MOMENTS ? guess_mean(x_rows.first, a.elements.count) : 0;
-  /* Two copies of each: barriers are outside of them, as not all warps of a block take the same. */
-  const bool split = !SAVES_REGISTERS && whole;
-  pack<T, VEC> x[PACKS];
-  const auto gather = [&](const auto &mine_of) {
-    plain_sums<C, SUMS> mine;
-    mine.clear();
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (mine_of.touches(ring.position(i)))
-        gather_forward<MOMENTS>(mine, x[i], ring.position(i), mine_of, guess);
-      stay_packed(x[i]);
-    }
-    return mine;
-  };
-  const auto write = [&](T *y, const row_scale<C> &scale, const auto &mine_of) {
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int at = ring.position(i), k = MOMENTS ? i : 0;
-      if (!mine_of.touches(at)) continue;
-      if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-      store_span(y, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale), at, mine_of);
-    }
-  };
+  int slot = 0, turn = 0;
   for (int row = 0; row < rows; row++) {
-    const C next_guess =
-        MOMENTS && row + 1 < rows ? guess_mean(x_rows.at(row + 1), a.elements.count) : 0;
+    C next_guess = 0; /* there before it is needed */
+    if (row + 1 < rows) {
+      if (MOMENTS) next_guess = guess_mean(x_rows.at(row + 1), a.elements.count);
+      if (mine.column >= 0) next_end.v[0] = x_rows.at(row + 1)[mine.column];
+    }
     wait_for_all_but<RING_FORWARD - 1>();
+    pack<T, VEC> x[PACKS];
 #pragma unroll
     for (int i = 0; i < PACKS; i++) x[i] = *ring.place(slot, 0, i);
     ask(slot, row + RING_FORWARD);
     row_scale<C> scale;
 #pragma unroll 1
     for (bool again = false;; again = true) {
-      const plain_sums<C, SUMS> mine = split ? gather(whole_span<T>(span)) : gather(span);
-      const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
+      plain_sums<C, SUMS> sums;
+      sums.clear();
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (mine.has(i)) gather_forward<MOMENTS>(sums, x[i], 0, span, guess);
+        stay_packed(x[i]);
+      }
+      if (mine.column >= 0) {
+        C v[1] = {(C)widen(end.v[0])};
+        add_forward<MOMENTS, T>(sums, v, guess);
+      }
+      sums = sum_block(sums, of_warps[turn]);
       turn ^= 1;
       if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
     }
     if (MOMENTS && threadIdx.x == 0) save_moments<true>(scale, x_rows.number(row), a);
-    if (split) {
-      write(y_rows.at(row), scale, whole_span<T>(span));
-    } else {
-      write(y_rows.at(row), scale, span);
+    T *y = y_rows.at(row);
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int k = MOMENTS ? i : 0;
+      if (!mine.has(i)) continue;
+      if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
+      store_once(y - span.begin + mine.position(i),
+                 apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
+    }
+    if (mine.column >= 0) {
+      y[mine.column] = apply_forward<MOMENTS, T, W>(end, end_weight, end_bias, scale).v[0];
     }
     guess = next_guess;
+    end = next_end;
     if (++slot == RING_FORWARD) slot = 0;
   }
 }
@@ -101,79 +113,105 @@ __device__ inline void ring_backward(const norm_args &a) {
       dx_rows(a, a.at.dx, ONEPASS_ROLE_DX);
   const block_rows<C> means(a, a.at.mean, ONEPASS_ROLE_MEAN),
       rstds(a, a.at.rstd, ONEPASS_ROLE_RSTD);
-  const slice_span<T> span(x_rows.first, (int)a.elements.count, a.aligned);
-  const bool whole = ring.has_whole_packs(span);
+  const dealt_row<T, PACKS> mine(x_rows.first, (int)a.elements.count, a.aligned);
+  const whole_span<T> span(mine.span);
   const int rows = x_rows.count;
-  const auto ask = [&](int slot, int i) {
-    if (i < rows) {
-      ring.ask(slot, 0, x_rows.at(i), span, whole);
-      ring.ask(slot, 1, dy_rows.at(i), span, whole);
+  const auto ask = [&](int slot, int row) {
+    if (row < rows) {
+      const T *x = x_rows.at(row) - span.begin, *dy = dy_rows.at(row) - span.begin;
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (!mine.has(i)) continue;
+        copy_async(ring.place(slot, 0, i), x + mine.position(i), 16);
+        copy_async(ring.place(slot, 1, i), dy + mine.position(i), 16);
+      }
     }
     commit_copies();
   };
 #pragma unroll
   for (int k = 0; k < RING_BACKWARD; k++) ask(k, k);
   pack<W, VEC> weight[MOMENTS ? PACKS : 1];
+  pack<W, 1> end_weight;
   C dweight[MOMENTS ? PACKS : 1][VEC], dbias[MOMENTS ? PACKS : 1][VEC];
+  C end_dweight[1] = {0}, end_dbias[1] = {0};
   if constexpr (MOMENTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i] = weights_of<W, T>(a.at.weight, ring.position(i), span, 1);
+      weight[i] = weights_of<W, T>(a.at.weight, mine.position(i), mine.span, 1);
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }
+    if (mine.column >= 0) end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
   }
-  int slot = 0, turn = 0;
+  pack<T, 1> end_x = {}, end_dy = {}, next_end_x = {}, next_end_dy = {};
+  if (mine.column >= 0) {
+    end_x.v[0] = x_rows.first[mine.column];
+    end_dy.v[0] = dy_rows.first[mine.column];
+  }
   C mean = MOMENTS ? *means.first : 0, rstd = MOMENTS ? *rstds.first : 0;
-  const bool split = !SAVES_REGISTERS && whole; /* as forward */
-  pack<T, VEC> x[PACKS], dy[PACKS];
-  const auto gather = [&](const auto &mine_of) {
-    plain_sums<C, SUMS> mine;
-    mine.clear();
+  int slot = 0, turn = 0;
+  for (int row = 0; row < rows; row++) {
+    const int next = row + 1 < rows ? row + 1 : row; /* there before it is needed */
+    const C next_mean = MOMENTS ? *means.at(next) : 0, next_rstd = MOMENTS ? *rstds.at(next) : 0;
+    if (mine.column >= 0) {
+      next_end_x.v[0] = x_rows.at(next)[mine.column];
+      next_end_dy.v[0] = dy_rows.at(next)[mine.column];
+    }
+    wait_for_all_but<RING_BACKWARD - 1>();
+    pack<T, VEC> x[PACKS], dy[PACKS];
+    plain_sums<C, SUMS> sums;
+    sums.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      const int at = ring.position(i), k = MOMENTS ? i : 0;
-      if (mine_of.touches(at)) {
-        x[i] = *ring.place(slot, 0, i);
-        dy[i] = *ring.place(slot, 1, i);
+      const int k = MOMENTS ? i : 0;
+      x[i] = *ring.place(slot, 0, i);
+      dy[i] = *ring.place(slot, 1, i);
+      if (mine.has(i)) {
         if (MOMENTS) stay_packed(weight[k]);
-        gather_backward<MOMENTS>(mine, x[i], dy[i], weight[k], at, mine_of, mean, rstd);
+        gather_backward<MOMENTS>(sums, x[i], dy[i], weight[k], 0, span, mean, rstd);
       }
       stay_packed(x[i]);
       stay_packed(dy[i]);
     }
-    return mine;
-  };
-  const auto write = [&](T *dx, const row_gradient<C> &gradient, const auto &mine_of) {
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int at = ring.position(i), k = MOMENTS ? i : 0;
-      if (!mine_of.touches(at)) continue;
-      if (MOMENTS) stay_packed(weight[k]);
-      const pack<T, VEC> out =
-          apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k], gradient, dweight[k], dbias[k]);
-      store_span(dx, out, at, mine_of);
-    }
-  };
-  for (int row = 0; row < rows; row++) {
-    const int next = row + 1 < rows ? row + 1 : row;
-    const C next_mean = MOMENTS ? *means.at(next) : 0, next_rstd = MOMENTS ? *rstds.at(next) : 0;
-    wait_for_all_but<RING_BACKWARD - 1>();
-    const plain_sums<C, SUMS> mine = split ? gather(whole_span<T>(span)) : gather(span);
+    if (mine.column >= 0)
+      gather_backward<MOMENTS>(sums, end_x, end_dy, end_weight, 0, span, mean, rstd);
     ask(slot, row + RING_BACKWARD);
-    const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[turn]);
+    sums = sum_block(sums, of_warps[turn]);
     turn ^= 1;
     const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
-    if (split) {
-      write(dx_rows.at(row), gradient, whole_span<T>(span));
-    } else {
-      write(dx_rows.at(row), gradient, span);
+    T *dx = dx_rows.at(row);
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int k = MOMENTS ? i : 0;
+      if (!mine.has(i)) continue;
+      if (MOMENTS) stay_packed(weight[k]);
+      store_once(
+          dx - span.begin + mine.position(i),
+          apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k], gradient, dweight[k], dbias[k]));
+    }
+    if (mine.column >= 0) {
+      dx[mine.column] =
+          apply_backward<MOMENTS, T, W>(end_x, end_dy, end_weight, gradient, end_dweight, end_dbias)
+              .v[0];
     }
     mean = next_mean;
     rstd = next_rstd;
+    end_x = next_end_x;
+    end_dy = next_end_dy;
     if (++slot == RING_BACKWARD) slot = 0;
   }
-  if constexpr (MOMENTS) store_parts<T>(dweight, dbias, blockIdx.x, 0, ring, span, a);
+  if constexpr (MOMENTS) {
+    const int64_t to = blockIdx.x * a.elements.count;
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        if (mine.has(i))
+          store_part(to + mine.position(i) - span.begin + j, dweight[i][j], dbias[i][j], a);
+      }
+    }
+    if (mine.column >= 0) store_part(to + mine.column, end_dweight[0], end_dbias[0], a);
+  }
 }
 
 #endif

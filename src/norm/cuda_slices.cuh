@@ -27,6 +27,11 @@ struct slice_span {
   __device__ bool touches(int at) const { return at + VEC > begin && at < end; }
   __device__ bool holds(int at) const { return at >= begin && at + VEC <= end; }
   __device__ bool has(int position) const { return position >= begin && position < end; }
+  /* Elements at positions from 0 up to `last`. */
+  __device__ int count_below(int last) const {
+    const int from = begin > 0 ? begin : 0, to = end < last ? end : last;
+    return to > from ? to - from : 0;
+  }
   /* Of a pack that the slice touches, up to the slice's end. */
   __device__ int bytes_from(int at) const {
     const int left = (end - at) * (int)sizeof(T);
@@ -44,6 +49,30 @@ struct whole_span {
   __device__ bool holds(int) const { return true; }
   __device__ bool has(int) const { return true; }
   __device__ int bytes_from(int) const { return 16; }
+};
+
+/* A row of which the packs that are all its own are dealt out to the threads of a block, PACKS each, and the
+ * few elements before and behind them to the lanes of its last warp: none has special cases to look for. */
+template <class T, int PACKS>
+struct dealt_row {
+  static const int VEC = vector_of<T>::count;
+  slice_span<T> span;
+  unsigned whole; /* a bit for each pack that this thread has */
+  int column;     /* of its element before or behind them, or -1 */
+  __device__ dealt_row(const T *first, int n, bool aligned)
+      : span(first, n, aligned), whole(0), column(-1) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      if (span.holds(position(i))) whole |= 1u << i;
+    }
+    const int until_aligned = (VEC - span.begin % VEC) % VEC;
+    const int before = until_aligned < n ? until_aligned : n, behind = (n - before) % VEC;
+    const int lane = threadIdx.x % WARP;
+    if (threadIdx.x / WARP == blockDim.x / WARP - 1 && lane < before + behind)
+      column = lane < before ? lane : n - before - behind + lane;
+  }
+  __device__ int position(int i) const { return (int)(threadIdx.x + i * blockDim.x) * VEC; }
+  __device__ bool has(int i) const { return whole >> i & 1; }
 };
 
 /* ---- Weights ------------------------------------------------------------------------------------ */
@@ -80,12 +109,23 @@ __device__ inline pack<W, VEC> aligned_weights(const void *first, int at, float 
   return to;
 }
 
+/* The same of weights that all rows come back to, from a cache that other data passes through. */
+template <class W, int VEC>
+__device__ inline pack<W, VEC> held_weights(const void *first, int at, float absent) {
+  pack<W, VEC> to;
+  if (!first) return aligned_weights<W, VEC>(first, at, absent);
+#pragma unroll
+  for (int i = 0; i < VEC; i += 16 / sizeof(W))
+    *(uint4 *)&to.v[i] = load_held((const W *)first + at + i);
+  return to;
+}
+
 /* ---- Sums --------------------------------------------------------------------------------------- */
 
-template <bool MOMENTS, class C, int N, int SUMS>
-__device__ inline void add_forward(plain_sums<C, SUMS> &mine, const C (&v)[N], C guess) {
+template <bool MOMENTS, class T, class C, int N, int SUMS>
+__device__ inline void add_forward(plain_sums<C, SUMS> &mine, C (&v)[N], C guess) {
   if constexpr (MOMENTS) {
-    add_deviations(mine, v, guess);
+    add_deviations<T>(mine, v, guess);
   } else {
     add_magnitudes(mine, v);
   }
@@ -132,7 +172,7 @@ __device__ inline void gather_forward(plain_sums<C, SUMS> &mine, pack<T, VEC> &x
   if (!span.holds(at)) fill_outside(x, at, span, narrow_to<T>::from(MOMENTS ? guess : 0));
   C v[VEC];
   widen_pack(v, x);
-  add_forward<MOMENTS>(mine, v, guess);
+  add_forward<MOMENTS, T>(mine, v, guess);
 }
 
 template <bool MOMENTS, class C, int N, int SUMS>
@@ -166,11 +206,15 @@ __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, pack<T, VEC> &
 
 /* ---- Results ------------------------------------------------------------------------------------ */
 
-template <class T, int VEC, class SPAN>
+template <bool PASSING = false, class T, int VEC, class SPAN>
 __device__ inline void store_span(T *first, const pack<T, VEC> &out, int at, const SPAN &span) {
   T *to = first - span.begin + at;
   if (span.holds(at)) {
-    store_once(to, out);
+    if constexpr (PASSING) {
+      store_passing(to, *(const uint4 *)&out);
+    } else {
+      store_once(to, out);
+    }
   } else {
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
@@ -188,8 +232,9 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
     C by[VEC], more[VEC];
     widen_pack(by, w);
     widen_pack(more, b);
+    take_off<T>(v, scale.shift);
 #pragma unroll
-    for (int j = 0; j < VEC; j++) v[j] = apply_scale<true>(scale, v[j]) * by[j] + more[j];
+    for (int j = 0; j < VEC; j++) v[j] = (v[j] * scale.scale + scale.offset) * by[j] + more[j];
   } else if (scale.divide) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) v[j] /= scale.denominator;
@@ -231,7 +276,7 @@ template <bool MOMENTS, class T, class C, int SUMS>
 __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS> &sums, C &guess,
                                   bool again, const norm_args &a) {
   if constexpr (MOMENTS) {
-    const row_moments<C> found(sums, guess, one_over_n<C>(a));
+    const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
     if (found.lossy && !again) {
       guess = rounded<T>(guess + found.more);
       return false;
@@ -297,9 +342,16 @@ struct block_rows {
 
 /* A thread's own places in shared memory for its packs of a few rows of some tensors: what it asks for
  * is read by itself alone, so no barrier is needed. */
-template <class T, int PACKS, int TENSORS>
+template <class T, int PACKS, int TENSORS, bool PASSING = false>
 struct thread_ring {
   static const int VEC = vector_of<T>::count;
+  __device__ static void copy(void *to, const T *from, int valid) {
+    if constexpr (PASSING) {
+      copy_async_passing(to, from, valid);
+    } else {
+      copy_async(to, from, valid);
+    }
+  }
   char *mine;
   int threads;
   __device__ thread_ring(char *shared, int all) : mine(shared + threadIdx.x * 16), threads(all) {}
@@ -318,17 +370,23 @@ struct thread_ring {
     if (whole) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++)
-        copy_async(place(slot, tensor, i), first - span.begin + position(i), 16);
+        copy(place(slot, tensor, i), first - span.begin + position(i), 16);
       return;
     }
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int at = position(i);
       if (span.touches(at))
-        copy_async(place(slot, tensor, i), first - span.begin + at, span.bytes_from(at));
+        copy(place(slot, tensor, i), first - span.begin + at, span.bytes_from(at));
     }
   }
 };
+
+template <class C>
+__device__ inline void store_part(int64_t to, C dweight, C dbias, const norm_args &a) {
+  if (a.dweight_parts) ((C *)a.dweight_parts)[to] = dweight;
+  if (a.dbias_parts) ((C *)a.dbias_parts)[to] = dbias;
+}
 
 /* A block's sums of dweight and dbias, which its threads have in registers, as a part. */
 template <class T, class C, int PACKS>
@@ -342,9 +400,7 @@ __device__ inline void store_parts(const C (&dweight)[PACKS][vector_of<T>::count
 #pragma unroll
     for (int j = 0; j < vector_of<T>::count; j++) {
       const int position = ring.position(i) + j;
-      if (!span.has(position)) continue;
-      if (a.dweight_parts) ((C *)a.dweight_parts)[to + position] = dweight[i][j];
-      if (a.dbias_parts) ((C *)a.dbias_parts)[to + position] = dbias[i][j];
+      if (span.has(position)) store_part(to + position, dweight[i][j], dbias[i][j], a);
     }
   }
 }

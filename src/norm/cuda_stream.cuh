@@ -13,6 +13,10 @@
  * launch. A box is used again only for a row that nobody can have reached before all have read it. The
  * blocks of a team are on the chip together, which a cooperative launch sees to.
  *
+ * CHUNKED, forward: a slice is longer than what the workers have at once, and is worked on chunk after
+ * chunk. Weights do not fit in registers then: they stay in the second-level cache, which everything else
+ * passes through.
+ *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_STREAM_CUH
 #define ONEPASS_NORM_CUDA_STREAM_CUH
@@ -25,7 +29,8 @@ enum {
   STREAM_READERS = 2,    /* warps that wait for letters */
   STREAM_ON_THE_WAY = 1, /* of the slices that were asked for, besides those that have arrived */
   STREAM_THREADS = STREAM_WORKERS + (1 + STREAM_READERS) * WARP,
-  STREAM_ROWS = 32 /* more than can be between gathering and writing */
+  STREAM_ROWS = 32,       /* more than can be between gathering and writing */
+  STREAM_MOST_CHUNKS = 12 /* of a slice */
 };
 
 /* ---- Barriers in shared memory ---------------------------------------------------------------------- */
@@ -102,16 +107,16 @@ struct row_result<C, true> {
   row_gradient<C> gradient;
 };
 
-template <class C, int SUMS, bool BACKWARD>
+template <class C, int SUMS, bool BACKWARD, int MOST_CHUNKS>
 struct stream_memory {
   static const int WARPS = STREAM_WORKERS / WARP;
   plain_sums<C, SUMS> of_warps[STREAM_ROWS][WARPS];
-  C elements_of_warps[WARPS];
+  C elements_of_warps[MOST_CHUNKS][WARPS];
   row_result<C, BACKWARD> results[STREAM_ROWS];
   unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHUNKED>
 struct stream {
   typedef typename sums_of<T>::type C;
   static const int VEC = vector_of<T>::count, TENSORS = BACKWARD ? 2 : 1;
@@ -123,8 +128,9 @@ struct stream {
   /* Of the work on a row, whether there is a copy without its special cases. */
   static const bool SPLITS = !SAVES_REGISTERS && sizeof(T) != 2;
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
+  static const int CHUNK = STREAM_WORKERS * PACKS * VEC; /* positions of one */
   typedef plain_sums<C, SUMS> sums_type;
-  typedef stream_memory<C, SUMS, BACKWARD> memory_type;
+  typedef stream_memory<C, SUMS, BACKWARD, CHUNKED ? STREAM_MOST_CHUNKS : 1> memory_type;
 
   const norm_args &a;
   memory_type &memory;
@@ -132,7 +138,8 @@ struct stream {
   const int64_t begin; /* of this block's slice */
   const int length;
   const block_rows<T> x_rows;
-  const int rows; /* of this team */
+  const int rows;   /* of this team */
+  const int chunks; /* of a slice */
 
   __device__ stream(const norm_args &args, memory_type &shared)
       : a(args),
@@ -141,7 +148,8 @@ struct stream {
         begin(rank * args.slice),
         length(length_of(rank)),
         x_rows(args, args.at.x, ONEPASS_ROLE_X),
-        rows(x_rows.count) {}
+        rows(x_rows.count),
+        chunks(CHUNKED ? args.chunks : 1) {}
 
   __device__ int length_of(int member) const {
     const int64_t rest = a.elements.count - member * a.slice;
@@ -150,6 +158,17 @@ struct stream {
   /* Worked out every time: pointers would take registers that others need. */
   __device__ T *slice_of(const void *base, int role, int i) const {
     return row_of<T, true>(base, a, role, x_rows.number(i)) + begin;
+  }
+  __device__ slice_span<T> span_of(int i) const {
+    return slice_span<T>(slice_of(a.at.x, ONEPASS_ROLE_X, i), length, a.aligned);
+  }
+  /* The same slice, in positions of the chunk. */
+  __device__ static slice_span<T> in_chunk(slice_span<T> span, int chunk) {
+    if (CHUNKED) {
+      span.begin -= chunk * CHUNK;
+      span.end -= chunk * CHUNK;
+    }
+    return span;
   }
   /* Forward: a number near the mean. Backward: the saved mean. */
   __device__ C about(int i) const {
@@ -171,15 +190,41 @@ struct stream {
     return a.mail + (box * a.team + member) * WORDS;
   }
 
+  /* Adds a part's sums to those of others. */
+  __device__ static void add_part(sums_type &own, C &elements, const sums_type &part, C more) {
+    if constexpr (FORWARD_MOMENTS) {
+      const C all = elements + more, distance = part.v[0] - own.v[0];
+      own.v[1] += part.v[1] + distance * distance * (elements * (more / all));
+      own.v[0] += distance * (more / all);
+      elements = all;
+    } else {
+      own.merge(part);
+    }
+  }
+
   __device__ void post_letters() const {
     const int lane = threadIdx.x % WARP;
+    const slice_span<T> first_span = span_of(0);
+    int item = 0;
     for (int i = 0; i < rows; i++) {
-      await(&memory.gathered[i % STREAM_ROWS], i / STREAM_ROWS & 1);
       sums_type own;
+      C elements = 0;
       own.clear();
-      if (lane < WARPS) own = memory.of_warps[i % STREAM_ROWS][lane];
-      own = put_together<FORWARD_MOMENTS>(own, lane < WARPS ? memory.elements_of_warps[lane] : 0,
-                                          (C)length);
+      for (int chunk = 0; chunk < chunks; chunk++, item++) {
+        await(&memory.gathered[item % STREAM_ROWS], item / STREAM_ROWS & 1);
+        sums_type part;
+        part.clear();
+        if (lane < WARPS) part = memory.of_warps[item % STREAM_ROWS][lane];
+        const C of_warp =
+            FORWARD_MOMENTS && lane < WARPS ? memory.elements_of_warps[chunk][lane] : 0;
+        const C more = CHUNKED ? (C)in_chunk(first_span, chunk).count_below(CHUNK) : (C)length;
+        part = put_together<FORWARD_MOMENTS>(part, of_warp, more);
+        if (!CHUNKED) {
+          own = part;
+        } else if (!FORWARD_MOMENTS || more > 0) {
+          add_part(own, elements, part, more);
+        }
+      }
       const unsigned *words = (const unsigned *)&own;
 #pragma unroll
       for (int k = 0; k < WORDS; k++) {
@@ -233,15 +278,7 @@ struct stream {
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
           if (member + k * WARP >= a.team) continue;
-          if constexpr (FORWARD_MOMENTS) {
-            const C more = (C)length_of(member + k * WARP), all = elements + more;
-            const C distance = sums[k].v[0] - own.v[0];
-            own.v[1] += sums[k].v[1] + distance * distance * (elements * (more / all));
-            own.v[0] += distance * (more / all);
-            elements = all;
-          } else {
-            own.merge(sums[k]);
-          }
+          add_part(own, elements, sums[k], (C)length_of(member + k * WARP));
         }
       }
       own = put_together<FORWARD_MOMENTS>(own, elements, (C)a.elements.count);
@@ -282,40 +319,67 @@ struct stream {
     return sum_lanes(count, WARP).v[0];
   }
 
+  /* Where the work is: chunk after chunk, row after row. */
+  struct position {
+    int row, chunk;
+    __device__ void step(int chunks) {
+      if (CHUNKED && ++chunk < chunks) return;
+      chunk = 0;
+      row++;
+    }
+  };
+
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
-    const auto span_of = [&](int i) {
-      return slice_span<T>(slice_of(a.at.x, ONEPASS_ROLE_X, i), length, a.aligned);
-    };
-    /* Rows with weights all start at the same place of a sector, so `whole` holds for all of them. */
+    const thread_ring<T, PACKS, TENSORS, CHUNKED> ring(places, STREAM_WORKERS);
+    /* Rows with weights all start at the same place of a sector, so they have the same span, and `whole`
+     * holds for all of them. */
     const slice_span<T> first_span = span_of(0);
-    const bool whole = (MOMENTS || a.aligned) && ring.has_whole_packs(first_span);
-    int asked = 0;
+    const bool same_whole = !CHUNKED && (MOMENTS || a.aligned) && ring.has_whole_packs(first_span);
+    const auto span_at = [&](const position &at) {
+      return in_chunk(MOMENTS ? first_span : span_of(at.row), at.chunk);
+    };
+    const auto whole_at = [&](const slice_span<T> &span) {
+      return CHUNKED ? ring.has_whole_packs(span) : same_whole;
+    };
+    position asked = {0, 0};
     const auto ask = [&](int slot) {
-      if (asked < rows) {
-        const slice_span<T> span = MOMENTS ? first_span : span_of(asked);
-        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), span, whole);
-        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), span, whole);
-        asked++;
+      if (asked.row < rows) {
+        const slice_span<T> span = span_at(asked);
+        const bool whole = whole_at(span);
+        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked.row), span, whole);
+        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked.row), span, whole);
+        asked.step(chunks);
       }
       commit_copies();
     };
     for (int k = 0; k < a.ring; k++) ask(k);
     pack<W, VEC> weight[MOMENTS && KEEPS_WEIGHTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
     C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
-    if constexpr (MOMENTS) {
-      const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
-      const W *biases = a.at.bias ? (const W *)a.at.bias + begin : NULL;
+    const W *weights = MOMENTS && a.at.weight ? (const W *)a.at.weight + begin : NULL;
+    const W *biases = MOMENTS && a.at.bias ? (const W *)a.at.bias + begin : NULL;
+    const auto load_weights = [&](const slice_span<T> &span) {
+      if constexpr (MOMENTS) {
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) {
+          const int at = ring.position(i);
+          if (CHUNKED && a.aligned) {
+            if (!span.touches(at)) continue;
+            if constexpr (KEEPS_WEIGHTS)
+              weight[i] = held_weights<W, VEC>(weights, at - span.begin, 1);
+            if constexpr (!BACKWARD) bias[i] = held_weights<W, VEC>(biases, at - span.begin, 0);
+          } else {
+            if constexpr (KEEPS_WEIGHTS) weight[i] = weights_of<W, T>(weights, at, span, 1);
+            if constexpr (!BACKWARD) bias[i] = weights_of<W, T>(biases, at, span, 0);
+          }
+        }
+      }
+    };
+    if (!CHUNKED) load_weights(first_span);
+    if constexpr (MOMENTS && BACKWARD) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        if constexpr (KEEPS_WEIGHTS)
-          weight[i] = weights_of<W, T>(weights, ring.position(i), first_span, 1);
-        if constexpr (!BACKWARD)
-          bias[i] = weights_of<W, T>(biases, ring.position(i), first_span, 0);
-        if constexpr (BACKWARD) {
 #pragma unroll
-          for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
-        }
+        for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
       }
     }
     const auto weight_of = [&](int i) {
@@ -323,15 +387,23 @@ struct stream {
         stay_packed(weight[MOMENTS ? i : 0]);
         return weight[MOMENTS ? i : 0];
       } else {
-        const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
         return weights_of<W, T>(weights, ring.position(i), first_span, 1);
       }
     };
-    const C in_warp = FORWARD_MOMENTS ? elements_of_warp(first_span) : 0, one_over = 1 / in_warp;
-    if (FORWARD_MOMENTS && threadIdx.x % WARP == 0)
-      memory.elements_of_warps[threadIdx.x / WARP] = in_warp;
+    if constexpr (FORWARD_MOMENTS) {
+      for (int chunk = 0; chunk < chunks; chunk++) {
+        const C count = elements_of_warp(in_chunk(first_span, chunk));
+        if (threadIdx.x % WARP == 0) memory.elements_of_warps[chunk][threadIdx.x / WARP] = count;
+      }
+      __syncwarp();
+    }
+    const auto in_warp_at = [&](int chunk) {
+      return FORWARD_MOMENTS ? memory.elements_of_warps[chunk][threadIdx.x / WARP] : 0;
+    };
+    C in_warp = in_warp_at(0), one_over = 1 / in_warp;
 
-    int gathered = 0, gather_slot = 0;
+    position gathered = {0, 0};
+    int gathered_count = 0, gather_slot = 0;
     C mean = about(0), rstd = rstd_of(0);
     const auto sum_packs = [&](C guess, const auto &span) {
       sums_type mine;
@@ -351,16 +423,21 @@ struct stream {
       return sum_lanes(mine, WARP);
     };
     const auto gather = [&] {
+      const slice_span<T> span = span_at(gathered);
+      const bool whole = SPLITS && whole_at(span);
       sums_type mine;
       C guess = mean;
+      if (CHUNKED) {
+        in_warp = in_warp_at(gathered.chunk);
+        one_over = 1 / in_warp;
+      }
 #pragma unroll 1
       for (bool again = false;; again = true) {
-        mine = SPLITS && whole ? sum_packs(guess, whole_span<T>(first_span))
-                               : sum_packs(guess, MOMENTS ? first_span : span_of(gathered));
+        mine = whole ? sum_packs(guess, whole_span<T>(span)) : sum_packs(guess, span);
         if constexpr (FORWARD_MOMENTS) {
           /* The warp's own moments: its part of the row may be far from the guess. */
           if (in_warp == 0) break;
-          const row_moments<C> found(mine, guess, one_over);
+          const row_moments<C> found(mine, guess, one_over, lossless<T>::SQUARES);
           if (found.lossy && !again) {
             guess = rounded<T>(guess + found.more);
             continue;
@@ -371,16 +448,17 @@ struct stream {
         break;
       }
       if (threadIdx.x % WARP == 0) {
-        memory.of_warps[gathered % STREAM_ROWS][threadIdx.x / WARP] = mine;
-        arrive(&memory.gathered[gathered % STREAM_ROWS]);
+        memory.of_warps[gathered_count % STREAM_ROWS][threadIdx.x / WARP] = mine;
+        arrive(&memory.gathered[gathered_count % STREAM_ROWS]);
       }
-      gathered++;
-      mean = about(gathered); /* there before it is needed */
-      rstd = rstd_of(gathered);
+      gathered_count++;
+      gathered.step(chunks);
+      mean = about(gathered.row); /* there before it is needed */
+      rstd = rstd_of(gathered.row);
       if (++gather_slot == a.ring) gather_slot = 0;
     };
     wait_for_all_but<STREAM_ON_THE_WAY>();
-    for (int k = 0; k < a.lookahead && k < rows; k++) gather();
+    for (int k = 0; k < a.lookahead && gathered.row < rows; k++) gather();
 
     int slot = 0;
     const auto write = [&](int i, const row_result<C, BACKWARD> &result, const auto &span) {
@@ -392,26 +470,30 @@ struct stream {
         if (!span.touches(at)) continue;
         const pack<T, VEC> x = *ring.place(slot, 0, p);
         if constexpr (BACKWARD) {
-          store_span(out,
-                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
-                                                   result.gradient, dweight[k], dbias[k]),
-                     at, span);
+          store_span<CHUNKED>(
+              out,
+              apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
+                                            result.gradient, dweight[k], dbias[k]),
+              at, span);
         } else {
           if (MOMENTS) stay_packed(bias[k]);
-          store_span(out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at,
-                     span);
+          store_span<CHUNKED>(
+              out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at, span);
         }
       }
     };
-    for (int i = 0; i < rows; i++) {
+    for (position at = {0, 0}; at.row < rows; at.step(chunks)) {
+      const slice_span<T> span = span_at(at);
+      const bool whole = SPLITS && whole_at(span);
+      if (CHUNKED) load_weights(span); /* there when they are needed */
       wait_for_all_but<STREAM_ON_THE_WAY>();
-      if (gathered < rows) gather();
-      await(&memory.known[i % STREAM_ROWS], i / STREAM_ROWS & 1);
-      const row_result<C, BACKWARD> &result = memory.results[i % STREAM_ROWS];
-      if (SPLITS && whole) {
-        write(i, result, whole_span<T>(first_span));
+      if (gathered.row < rows) gather();
+      if (at.chunk == 0) await(&memory.known[at.row % STREAM_ROWS], at.row / STREAM_ROWS & 1);
+      const row_result<C, BACKWARD> &result = memory.results[at.row % STREAM_ROWS];
+      if (whole) {
+        write(at.row, result, whole_span<T>(span));
       } else {
-        write(i, result, MOMENTS ? first_span : span_of(i));
+        write(at.row, result, span);
       }
       ask(slot);
       if (++slot == a.ring) slot = 0;
@@ -421,9 +503,9 @@ struct stream {
   }
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHUNKED>
 __device__ inline void stream_rows(const norm_args &a) {
-  typedef stream<T, W, MOMENTS, BACKWARD, PACKS> of_block;
+  typedef stream<T, W, MOMENTS, BACKWARD, PACKS, CHUNKED> of_block;
   __shared__ typename of_block::memory_type memory;
   extern __shared__ __align__(16) char places[];
   if (threadIdx.x < STREAM_ROWS) {

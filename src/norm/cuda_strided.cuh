@@ -273,37 +273,34 @@ __device__ inline void strided_sums(const norm_args &a) {
 /* ---- dweight and dbias from their parts -------------------------------------------------------- */
 
 /* `team` threads share the parts of a column, in double: parts 0, team, 2 team, ... go to the first
- * one and so on. */
+ * one and so on. Every other block is for dbias. */
 template <class T>
 __device__ inline void sum_parts(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   __shared__ double shared[SUM_PARTS_BLOCK];
+  const bool of_bias = blockIdx.x % 2;
+  const C *parts = (const C *)(of_bias ? a.dbias_parts : a.dweight_parts);
+  void *to = of_bias ? a.at.dbias : a.at.dweight;
+  if (!to) return;
   const int width = SUM_PARTS_BLOCK / a.team, lane = threadIdx.x % width,
             part = threadIdx.x / width;
-  const int64_t n = a.elements.count, column = (int64_t)blockIdx.x * width + lane;
-  for (int which = 0; which < 2; which++) {
-    const C *parts = (const C *)(which ? a.dbias_parts : a.dweight_parts);
-    void *to = which ? a.at.dbias : a.at.dweight;
-    if (!to) continue;
-    double sum = 0;
-    if (column < n) {
+  const int64_t n = a.elements.count, column = (int64_t)(blockIdx.x / 2) * width + lane;
+  double sum = 0;
+  if (column < n) {
 #pragma unroll 8
-      for (int64_t p = part; p < a.segments; p += a.team) sum += parts[p * n + column];
-    }
-    shared[threadIdx.x] = sum;
-    __syncthreads();
-    if (part == 0 && column < n) {
-      sum = 0;
-      for (int p = 0; p < a.team; p++) sum += shared[p * width + lane];
-      const int role = which ? ONEPASS_ROLE_DBIAS : ONEPASS_ROLE_DWEIGHT;
-      const int64_t at = offset_on(a.elements, role, column);
-      if (sizeof(T) == 2 && a.f32_weights) {
-        ((float *)to)[at] = (float)sum;
-      } else {
-        ((T *)to)[at] = narrow_to<T>::from((C)sum);
-      }
-    }
-    __syncthreads();
+    for (int64_t p = part; p < a.segments; p += a.team) sum += parts[p * n + column];
+  }
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (part != 0 || column >= n) return;
+  sum = 0;
+  for (int p = 0; p < a.team; p++) sum += shared[p * width + lane];
+  const int role = of_bias ? ONEPASS_ROLE_DBIAS : ONEPASS_ROLE_DWEIGHT;
+  const int64_t at = offset_on(a.elements, role, column);
+  if (sizeof(T) == 2 && a.f32_weights) {
+    ((float *)to)[at] = (float)sum;
+  } else {
+    ((T *)to)[at] = narrow_to<T>::from((C)sum);
   }
 }
 

@@ -56,6 +56,7 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 /* The mean of the row's first pack, which its first lane has. */
 template <class T, class C, int VEC>
 __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w) {
+  if (sizeof(T) == 2) return 0; /* as guess_mean */
   C sum = 0;
 #pragma unroll
   for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
@@ -93,7 +94,7 @@ __device__ inline void warps_forward(const norm_args &a) {
     for (int i = 0; i < PACKS; i++) {
       C v[VEC];
       widen_pack(v, x[i]);
-      if (w.column(i, VEC) < n) add_forward<MOMENTS>(mine, v, guess);
+      if (w.column(i, VEC) < n) add_forward<MOMENTS, T>(mine, v, guess);
       stay_packed(x[i]);
     }
     mine = sum_lanes(mine, w.team);

@@ -27,7 +27,10 @@ enum {
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
   STREAM_ON_THE_WAY = 1,
   STREAM_MOST_LOOKAHEAD = 24,
-  STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
+  STREAM_MOST_CHUNKS = 12,
+  STREAM_SPARE_CHUNKS = 1,
+  STREAM_MEMORY = 10240, /* shared memory of a stream kernel besides the rows, at most */
+  STREAM_MEMORY_F64 = 20480,
   PASSES_BLOCK = 256,
   COLUMNS_BLOCK = 512,
   STRIDED_BLOCK = 256,
@@ -124,11 +127,23 @@ static size_t reserve(onepass_norm_launch *l, int64_t bytes) {
   return at;
 }
 
+/* Whether sums over rows can be written to dweight and dbias as they are. */
+static bool are_like_sums(const choice *c) {
+  static const onepass_role roles[] = {ONEPASS_ROLE_DWEIGHT, ONEPASS_ROLE_DBIAS};
+  if (c->p->weight_type != onepass_type_of_sums(c->p->type)) return false;
+  for (int i = 0; i < 2; i++) {
+    if (onepass_has(c->layouts, roles[i]) && !onepass_walk_is_dense(&c->p->elements, roles[i]))
+      return false;
+  }
+  return true;
+}
+
 static void reserve_parts(const choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
   l->adders = (int32_t)least(power_of_two_from(onepass_divide_up(parts, 8)), WARP);
-  if (!c->summed) return;
+  l->direct = c->summed && parts == 1 && are_like_sums(c);
+  if (!c->summed || l->direct) return;
   l->launches++;
   const int64_t bytes = parts * c->n * c->sums_size;
   if (onepass_has(c->layouts, ONEPASS_ROLE_DWEIGHT)) l->dweight_at = reserve(l, bytes);
@@ -214,6 +229,8 @@ static bool choose_blocks(choice *c) {
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
   l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);
   l->shared = (size_t)l->chunks * (size_t)l->block * 16;
+  if (2 * (int64_t)l->shared > c->device->shared_multiprocessor)
+    l->lookahead = c->device->multiprocessors;
   return (int64_t)l->shared <= c->device->shared_block - 2048;
 }
 
@@ -279,15 +296,31 @@ static bool choose_ring(choice *c) {
 
 /* ---- stream: teams of blocks ------------------------------------------------------------------ */
 
-static bool choose_stream(choice *c) {
+/* Packs of a worker, or of a chunk of its slice. kernels.cu has the same numbers. */
+static int64_t stream_packs(const choice *c) {
+  if (c->l->chunked) return 2;
+  if (c->p->backward) return c->l->broad ? 4 : 2;
+  return has_f32_weights(c) || c->size == 8 ? 2 : 4;
+}
+
+static bool fit_stream(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
-  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
-  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  l->packs = c->p->backward || has_f32_weights(c) || c->size == 8 ? 2 : 4;
-  const int64_t line = 128 / c->size, room = STREAM_WORKERS * l->packs * c->vec;
-  const int64_t longest = l->width == ONEPASS_NORM_VECTOR ? room : room - line;
+  l->packs = (int32_t)stream_packs(c);
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  const int64_t memory = c->sums_size == 8 ? STREAM_MEMORY_F64 : STREAM_MEMORY;
+  const int64_t ring = least((c->device->shared_block - memory) / slot,
+                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
+  l->ring = (int32_t)ring;
+  l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
+  if (l->lookahead < 1) return false;
+  /* Of a slice in chunks, all are gathered before the first is written, and some of the next one's. */
+  const int64_t most_chunks =
+      l->chunked ? least(l->lookahead - STREAM_SPARE_CHUNKS, STREAM_MOST_CHUNKS) : 1;
+  const int64_t line = 128 / c->size, chunk = STREAM_WORKERS * l->packs * c->vec;
+  const int64_t before = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
+  const int64_t longest = most_chunks * chunk - before;
+  if (longest < line) return false;
   /* As many teams as the chip has room for, each as large as that leaves it. */
   const int64_t needed = onepass_divide_up(c->n, longest);
   if (needed > chip) return false;
@@ -296,12 +329,7 @@ static bool choose_stream(choice *c) {
   l->slice = up_to(onepass_divide_up(c->n, most(needed, wanted)), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
-  const int64_t ring = least((c->device->shared_block - STREAM_MEMORY) / slot,
-                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
-  l->ring = (int32_t)ring;
-  l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
-  if (l->lookahead < 1) return false;
+  l->chunks = (int32_t)onepass_divide_up(l->slice + before, chunk);
   l->shared = (size_t)(ring * slot);
   const int64_t teams =
       c->moments ? blocks_in_phase(c, chip / l->team) : least(chip / l->team, c->rows);
@@ -314,6 +342,19 @@ static bool choose_stream(choice *c) {
   l->mail_at = reserve(l, (int64_t)l->mail_size);
   reserve_parts(c, teams);
   return true;
+}
+
+static bool choose_stream(choice *c) {
+  onepass_norm_launch *l = c->l;
+  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
+  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  const onepass_norm_launch nothing = *l;
+  if (fit_stream(c)) return true;
+  *l = nothing;
+  l->chunked = !c->p->backward;
+  l->broad = c->p->backward && c->size == 4;
+  return (l->chunked || l->broad) && fit_stream(c);
 }
 
 /* ---- passes ---------------------------------------------------------------------------------- */

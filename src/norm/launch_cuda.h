@@ -26,7 +26,8 @@ typedef struct onepass_norm_launch {
   onepass_norm_width width; /* warps, blocks, passes, columns */
   int32_t packs;            /* warps, ring, stream: a thread has at most so many */
   bool wide;                /* blocks: with shared memory */
-  bool broad; /* ring: the kernel with more packs a thread; blocks: with more threads */
+  bool broad;   /* ring, stream: the kernel with more packs a thread; blocks: with more threads */
+  bool chunked; /* stream: slices in chunks */
   int64_t grid;
   int32_t block;
   bool cooperative;
@@ -37,6 +38,7 @@ typedef struct onepass_norm_launch {
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */
   int32_t adders;     /* threads that add up the parts of a column */
+  bool direct;        /* there is one part, and it is dweight and dbias themselves */
   /* Where things are in the workspace. */
   size_t mail_at, mail_size, sums_at, dweight_at, dbias_at, workspace;
   int32_t launches;

@@ -240,8 +240,13 @@ static void expect_stream(const norm_trial *t) {
   NORM(l->team >= 2 && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
   NORM(l->block == workers + 96);
-  NORM(l->packs == (t->of.backward || has_f32_weights(t) || t->size == 8 ? 2 : 4));
-  NORM(workers * l->packs >= packs_reached(t, l->slice));
+  const int64_t chunks = l->chunked ? l->chunks : 1;
+  const bool two_packs = t->of.backward ? !l->broad : has_f32_weights(t) || t->size == 8;
+  NORM(l->packs == (l->chunked || two_packs ? 2 : 4));
+  NORM(workers * l->packs * chunks >= packs_reached(t, l->slice));
+  /* All chunks of a slice are gathered, and one of the next, before the first is written. */
+  NORM(!l->chunked || (!t->of.backward && chunks < l->lookahead + 1 && chunks <= 12));
+  NORM(!l->broad || (t->of.backward && t->size == 4));
   NORM(l->slice * t->size % 128 == 0);
   /* One slice is on its way while others wait for their sums, and no letter is written over one that a
    * slower block has yet to read. */
@@ -307,7 +312,7 @@ static void expect_workspace(const norm_trial *t) {
   const bool passes = l->kernel == ONEPASS_CUDA_PASSES;
   const bool strided = l->kernel == ONEPASS_CUDA_STRIDED && t->summed;
   const int64_t sums = passes ? l->grid * t->sums : strided ? t->of.rows : 0;
-  const size_t parts = (size_t)(l->parts * t->of.n * t->sums_size);
+  const size_t parts = l->direct ? 0 : (size_t)(l->parts * t->of.n * t->sums_size);
   const struct {
     size_t at, size;
   } regions[] = {{l->mail_at, l->mail_size},
@@ -324,6 +329,8 @@ static void expect_workspace(const norm_trial *t) {
     }
   }
   NORM(!t->summed || (is_power_of_two(l->adders) && l->adders <= 32));
+  NORM(!l->direct || (t->summed && l->parts == 1));
+  NORM(!l->direct || t->size == t->sums_size || has_f32_weights(t));
 }
 
 static void expect_launch(const norm_trial *t) {
@@ -332,7 +339,9 @@ static void expect_launch(const norm_trial *t) {
   const bool saves = has(t, ONEPASS_ROLE_MEAN) && !t->of.backward;
   const bool works = t->of.rows > 0 && (t->of.n > 0 || saves);
   /* More than stream_memory in cuda_stream.cuh, and than what the others sum blocks in. */
-  const int64_t static_shared = l->kernel == ONEPASS_CUDA_STREAM ? 16384 : 1536;
+  const int64_t static_shared = l->kernel != ONEPASS_CUDA_STREAM ? 1536
+                                : t->sums_size == 8              ? 16384
+                                                                 : 8192;
   NORM(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   NORM(l->grid <= INT32_MAX && l->grid >= (works ? 1 : 0));
   NORM(l->block > 0 && l->block <= 1024 && l->block % 32 == 0);
@@ -370,12 +379,12 @@ static void expect_launch(const norm_trial *t) {
 static bool same_launch(const onepass_norm_launch *a, const onepass_norm_launch *b) {
   return a->kernel == b->kernel && a->width == b->width && a->packs == b->packs &&
          a->grid == b->grid && a->block == b->block && a->wide == b->wide && a->broad == b->broad &&
-         a->cooperative == b->cooperative && a->shared == b->shared && a->team == b->team &&
-         a->chunks == b->chunks && a->ring == b->ring && a->lookahead == b->lookahead &&
-         a->slice == b->slice && a->segments == b->segments && a->row_group == b->row_group &&
-         a->apply_grid == b->apply_grid && a->parts == b->parts && a->adders == b->adders &&
-         a->mail_at == b->mail_at && a->mail_size == b->mail_size && a->sums_at == b->sums_at &&
-         a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
+         a->chunked == b->chunked && a->cooperative == b->cooperative && a->shared == b->shared &&
+         a->team == b->team && a->chunks == b->chunks && a->ring == b->ring &&
+         a->lookahead == b->lookahead && a->slice == b->slice && a->segments == b->segments &&
+         a->row_group == b->row_group && a->apply_grid == b->apply_grid && a->parts == b->parts &&
+         a->adders == b->adders && a->mail_at == b->mail_at && a->mail_size == b->mail_size &&
+         a->sums_at == b->sums_at && a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
          a->workspace == b->workspace && a->launches == b->launches;
 }
 

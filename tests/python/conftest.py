@@ -3,7 +3,7 @@
 A test that takes `device` runs on the CPU and, where PyTorch and onepass find one, on a GPU; where not,
 test_cuda.py is skipped with the reason, for all of them. A test that takes `way` runs twice: as most calls
 go, straight to the C library, and as torch.compile and export see it, through the operators that are
-registered with PyTorch.
+registered with PyTorch. No tensor is too small to be onepass's, but in test_small.py.
 """
 
 from contextlib import nullcontext
@@ -15,6 +15,7 @@ import torch
 from onepass import _native
 from torch.overrides import TorchFunctionMode
 
+SMALL_BY_DEFAULT = _native.set_small(-1, -1)  # elements on a CPU and on a GPU
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
