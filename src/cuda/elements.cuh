@@ -58,69 +58,75 @@ __device__ inline int phase_of(const T *p) {
   return (int)((uintptr_t)p % 16 / sizeof(T));
 }
 
-/* Loads and stores of what is used once: they do not push out of the caches what is used again. */
+/* Words of up to 16 bytes. */
 template <int BYTES>
-struct streaming;
+struct word_of;
 template <>
-struct streaming<16> {
-  typedef uint4 word;
+struct word_of<16> {
+  typedef uint4 type;
 };
 template <>
-struct streaming<8> {
-  typedef uint2 word;
+struct word_of<8> {
+  typedef uint2 type;
 };
 template <>
-struct streaming<4> {
-  typedef unsigned word;
+struct word_of<4> {
+  typedef unsigned type;
 };
 template <>
-struct streaming<2> {
-  typedef unsigned short word;
+struct word_of<2> {
+  typedef unsigned short type;
 };
 
 template <int BYTES>
-__device__ inline typename streaming<BYTES>::word load_word_once(const void *p) {
-  typename streaming<BYTES>::word raw;
+__device__ inline typename word_of<BYTES>::type load_word(const void *p) {
+  typename word_of<BYTES>::type raw;
   if constexpr (BYTES == 16) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(p));
   } else {
-    raw = __ldcs((const typename streaming<BYTES>::word *)p);
+    raw = *(const typename word_of<BYTES>::type *)p;
   }
   return raw;
 }
 
 template <class T, int N>
-__device__ inline pack<T, N> load_once(const T *p) {
+__device__ inline pack<T, N> load_pack(const T *p) {
   union {
-    typename streaming<sizeof(T) * N>::word raw;
+    typename word_of<sizeof(T) * N>::type raw;
     pack<T, N> elements;
   } u;
-  u.raw = load_word_once<sizeof(T) * N>(p);
+  u.raw = load_word<sizeof(T) * N>(p);
   return u.elements;
 }
 
 /* Or zeros. The choice is between words, or else the compiler would make it for every element. */
 template <class T, int N>
-__device__ inline pack<T, N> load_once_if(bool there, const T *p) {
+__device__ inline pack<T, N> load_pack_if(bool there, const T *p) {
   union {
-    typename streaming<sizeof(T) * N>::word raw;
+    typename word_of<sizeof(T) * N>::type raw;
     pack<T, N> elements;
   } u;
   u.raw = {};
-  if (there) u.raw = load_word_once<sizeof(T) * N>(p);
+  if (there) u.raw = load_word<sizeof(T) * N>(p);
   return u.elements;
 }
 
+/* Measured: behind plain loads a plain store is the faster one, behind copies to shared memory one that
+ * leaves the second-level cache first. */
 template <class T, int N>
-__device__ inline void store_once(T *p, const pack<T, N> &value) {
-  typedef typename streaming<sizeof(T) * N>::word word;
+__device__ inline void store_pack(T *p, const pack<T, N> &value) {
+  typedef typename word_of<sizeof(T) * N>::type word;
   *(word *)p = *(const word *)&value;
 }
+template <class T, int N>
+__device__ inline void store_streaming(T *p, const pack<T, N> &value) {
+  typedef typename word_of<sizeof(T) * N>::type word;
+  __stcs((word *)p, *(const word *)&value);
+}
 
-/* The second-level cache may hold on to some data and let other data pass through: for kernels that come
- * back to the former again and again while more of the latter goes by than there is room for. */
+/* What every row comes back to, while more than there is room for passes through the second-level cache. */
 __device__ inline uint4 load_held(const void *p) {
   uint4 raw;
   asm volatile(
@@ -129,13 +135,6 @@ __device__ inline uint4 load_held(const void *p) {
       : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
       : "l"(p));
   return raw;
-}
-__device__ inline void store_passing(void *p, uint4 value) {
-  asm volatile(
-      "{ .reg .b64 pass; createpolicy.fractional.L2::evict_first.b64 pass, 1.0;"
-      " st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, pass; }" ::"l"(p),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-      : "memory");
 }
 
 /* Two halves in a word at once: taken one by one, each would be cut out of its word first. */
@@ -221,20 +220,19 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
 
 /* ---- Copies from global to shared memory that do not wait ---- */
 
-/* 16 bytes of which the first `valid` are read; the others become zeros. */
+/* 16 bytes of which the first `valid` are read; the others become zeros. The 256 bytes around them come to the
+ * second-level cache: who asks for a little of many rows finds the rest of it there. */
 __device__ inline void copy_async(void *shared, const void *global, int valid) {
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(valid)
+               : "memory");
+}
+/* Nothing but these bytes: who asks for a whole row at once needs no more. */
+__device__ inline void copy_async_alone(void *shared, const void *global, int valid) {
   const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
                : "memory");
-}
-
-__device__ inline void copy_async_passing(void *shared, const void *global, int valid) {
-  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile(
-      "{ .reg .b64 pass; createpolicy.fractional.L2::evict_first.b64 pass, 1.0;"
-      " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, pass; }" ::"r"(to),
-      "l"(global), "r"(valid)
-      : "memory");
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -53,9 +53,10 @@ __device__ inline void blocks_forward(const norm_args &a) {
   pack<T, VEC> held[PACKS];
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    if (at(i) < n) held[i] = load_once<T, VEC>(x + at(i));
+    if (at(i) < n) held[i] = load_pack<T, VEC>(x + at(i));
   }
-  C guess = MOMENTS ? guess_mean(x, n) : 0;
+  C guess = 0;
+  if constexpr (MOMENTS && sizeof(T) > 2) guess = mean_of_pack<T, C>(load_pack<T, VEC>(x));
   pack<W, VEC> weight[EARLY ? PACKS : 1], bias[EARLY ? PACKS : 1];
   if constexpr (EARLY) {
     const auto load = [&](const void *weights, const void *biases) {
@@ -102,7 +103,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
       weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
       bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
     }
-    store_once(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale));
+    store_pack(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale));
   }
 }
 
@@ -124,14 +125,14 @@ struct wide_row {
     for (int k = 0; k < a.chunks; k++) {
       const int at = waiting.position(PACKS + k);
       if (span.touches(at))
-        copy_async(waiting.place(k, 0, 0), x - span.begin + at, span.bytes_from(at));
+        copy_async_alone(waiting.place(k, 0, 0), x - span.begin + at, span.bytes_from(at));
     }
     commit_copies();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int at = waiting.position(i);
       if (span.holds(at)) {
-        held[i] = load_once<T, VEC>(x - span.begin + at);
+        held[i] = load_pack<T, VEC>(x - span.begin + at);
       } else if (span.touches(at)) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
@@ -162,7 +163,8 @@ struct wide_row {
   __device__ void write(T *y, const row_scale<C> &scale, const SPAN &span) const {
     const auto write_pack = [&](const pack<T, VEC> &elements, int at) {
       /* In place of weights, which are not looked at. */
-      store_span(y, apply_forward<false, T, T>(elements, elements, elements, scale), at, span);
+      store_span<true>(y, apply_forward<false, T, T>(elements, elements, elements, scale), at,
+                       span);
     };
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
@@ -190,7 +192,6 @@ __device__ inline void wide_forward(const norm_args &a) {
   /* Alike for a warp's threads, but not for a block's: the barrier is outside. */
   const bool split = !SAVES_REGISTERS && __all_sync(ALL_LANES, every);
   const plain_sums<C, 1> mine = split ? row.gather(x, whole_span<T>(span)) : row.gather(x, span);
-  prefetch_next_row<T>(a);
   row_scale<C> scale;
   C none = 0;
   find_scale<false, T>(scale, sum_block(mine, of_warps), none, true, a);

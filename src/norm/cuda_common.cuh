@@ -125,9 +125,12 @@ __device__ inline S sum_block(S mine, S *of_warps) {
   if (warps == 1) return mine;
   if (lane == 0) of_warps[threadIdx.x / WARP] = mine;
   __syncthreads();
-  if (warps <= 4) { /* every thread for itself */
+  if (warps <= 8) { /* every thread for itself */
     mine = of_warps[0];
-    for (int warp = 1; warp < warps; warp++) mine.merge(of_warps[warp]);
+#pragma unroll
+    for (int warp = 1; warp < 8; warp++) {
+      if (warp < warps) mine.merge(of_warps[warp]);
+    }
     return mine;
   }
   if (lane < warps) {

@@ -323,7 +323,7 @@ __device__ inline void passes_forward(const norm_args &a) {
   for (int k = 0; k < PACKS; k++) {
     const int slot = threadIdx.x + k * PASSES_BLOCK, at = slot * VEC - view.phase;
     if (!view.is_whole(slot)) continue;
-    x_of[k] = load_once<T, VEC>(x + at);
+    x_of[k] = load_pack<T, VEC>(x + at);
     if (MOMENTS && a.at.weight) load_weights_at<T>(weight[k], a.at.weight, begin + at, a);
     if (MOMENTS && a.at.bias) load_weights_at<T>(bias[k], a.at.bias, begin + at, a);
   }
@@ -347,7 +347,7 @@ __device__ inline void passes_forward(const norm_args &a) {
     }
     const pack<T, VEC> out = narrow_pack<C, T, VEC>(v);
     if (alike) {
-      store_once(y + at, out);
+      store_pack(y + at, out);
     } else {
 #pragma unroll
       for (int j = 0; j < VEC; j++) y[at + j] = out.v[j];
@@ -385,8 +385,8 @@ __device__ inline void passes_backward(const norm_args &a) {
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
       if (begin + k * step >= n) continue;
-      next_x[k] = load_once<T, VEC>(x + begin + k * step);
-      next_dy[k] = load_once<T, VEC>(dy + begin + k * step);
+      next_x[k] = load_pack<T, VEC>(x + begin + k * step);
+      next_dy[k] = load_pack<T, VEC>(dy + begin + k * step);
     }
   };
   ask(last_row - 1);
@@ -414,7 +414,7 @@ __device__ inline void passes_backward(const norm_args &a) {
           out[j] = apply_l1_gradient(gradient, v[j], g[j]);
         }
       }
-      store_once(dx + begin + k * step, narrow_pack<C, T, VEC>(out));
+      store_pack(dx + begin + k * step, narrow_pack<C, T, VEC>(out));
     }
   }
   if (!MOMENTS) return;

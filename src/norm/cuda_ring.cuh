@@ -90,8 +90,8 @@ __device__ inline void ring_forward(const norm_args &a) {
       const int k = MOMENTS ? i : 0;
       if (!mine.has(i)) continue;
       if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-      store_once(y - span.begin + mine.position(i),
-                 apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
+      store_streaming(y - span.begin + mine.position(i),
+                      apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
     }
     if (mine.column >= 0) {
       y[mine.column] = apply_forward<MOMENTS, T, W>(end, end_weight, end_bias, scale).v[0];
@@ -185,7 +185,7 @@ __device__ inline void ring_backward(const norm_args &a) {
       const int k = MOMENTS ? i : 0;
       if (!mine.has(i)) continue;
       if (MOMENTS) stay_packed(weight[k]);
-      store_once(
+      store_streaming(
           dx - span.begin + mine.position(i),
           apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k], gradient, dweight[k], dbias[k]));
     }

@@ -165,6 +165,15 @@ __device__ inline C rounded(C v) {
   return (C)widen(narrow_to<T>::from(v));
 }
 
+/* Another guess at the mean of a row: that of its first pack. */
+template <class T, class C, int VEC>
+__device__ inline C mean_of_pack(const pack<T, VEC> &first) {
+  C sum = 0;
+#pragma unroll
+  for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
+  return rounded<T>(sum * (C)(1.0 / VEC));
+}
+
 /* Moments: about a guess that is rounded to T. */
 template <bool MOMENTS, class T, class C, int SUMS, int VEC, class SPAN>
 __device__ inline void gather_forward(plain_sums<C, SUMS> &mine, pack<T, VEC> &x, int at,
@@ -206,14 +215,14 @@ __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, pack<T, VEC> &
 
 /* ---- Results ------------------------------------------------------------------------------------ */
 
-template <bool PASSING = false, class T, int VEC, class SPAN>
+template <bool PLAIN = false, class T, int VEC, class SPAN>
 __device__ inline void store_span(T *first, const pack<T, VEC> &out, int at, const SPAN &span) {
   T *to = first - span.begin + at;
   if (span.holds(at)) {
-    if constexpr (PASSING) {
-      store_passing(to, *(const uint4 *)&out);
+    if constexpr (PLAIN) {
+      store_pack(to, out);
     } else {
-      store_once(to, out);
+      store_streaming(to, out);
     }
   } else {
 #pragma unroll
@@ -342,16 +351,9 @@ struct block_rows {
 
 /* A thread's own places in shared memory for its packs of a few rows of some tensors: what it asks for
  * is read by itself alone, so no barrier is needed. */
-template <class T, int PACKS, int TENSORS, bool PASSING = false>
+template <class T, int PACKS, int TENSORS>
 struct thread_ring {
   static const int VEC = vector_of<T>::count;
-  __device__ static void copy(void *to, const T *from, int valid) {
-    if constexpr (PASSING) {
-      copy_async_passing(to, from, valid);
-    } else {
-      copy_async(to, from, valid);
-    }
-  }
   char *mine;
   int threads;
   __device__ thread_ring(char *shared, int all) : mine(shared + threadIdx.x * 16), threads(all) {}
@@ -370,14 +372,14 @@ struct thread_ring {
     if (whole) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++)
-        copy(place(slot, tensor, i), first - span.begin + position(i), 16);
+        copy_async(place(slot, tensor, i), first - span.begin + position(i), 16);
       return;
     }
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int at = position(i);
       if (span.touches(at))
-        copy(place(slot, tensor, i), first - span.begin + at, span.bytes_from(at));
+        copy_async(place(slot, tensor, i), first - span.begin + at, span.bytes_from(at));
     }
   }
 };

@@ -14,8 +14,7 @@
  * blocks of a team are on the chip together, which a cooperative launch sees to.
  *
  * CHUNKED, forward: a slice is longer than what the workers have at once, and is worked on chunk after
- * chunk. Weights do not fit in registers then: they stay in the second-level cache, which everything else
- * passes through.
+ * chunk. Weights do not fit in registers then: they stay in the second-level cache.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_STREAM_CUH
@@ -330,7 +329,7 @@ struct stream {
   };
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS, CHUNKED> ring(places, STREAM_WORKERS);
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
     /* Rows with weights all start at the same place of a sector, so they have the same span, and `whole`
      * holds for all of them. */
     const slice_span<T> first_span = span_of(0);
@@ -470,15 +469,14 @@ struct stream {
         if (!span.touches(at)) continue;
         const pack<T, VEC> x = *ring.place(slot, 0, p);
         if constexpr (BACKWARD) {
-          store_span<CHUNKED>(
-              out,
-              apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
-                                            result.gradient, dweight[k], dbias[k]),
-              at, span);
+          store_span(out,
+                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
+                                                   result.gradient, dweight[k], dbias[k]),
+                     at, span);
         } else {
           if (MOMENTS) stay_packed(bias[k]);
-          store_span<CHUNKED>(
-              out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at, span);
+          store_span(out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at,
+                     span);
         }
       }
     };

@@ -104,7 +104,7 @@ __device__ inline void columns(const norm_args &a) {
           v[j] = apply_scale<false>(scale[j], (C)widen(kept_x[k].v[j]));
         }
       }
-      store_once(out + i * out_step, narrow_pack<C, T, VEC>(v));
+      store_pack(out + i * out_step, narrow_pack<C, T, VEC>(v));
     }
   }
 }

@@ -35,7 +35,7 @@ __device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const T *row, const t
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int column = w.column(i, VEC);
-    to[i] = load_once_if<T, VEC>(active && column < n, row + column);
+    to[i] = load_pack_if<T, VEC>(active && column < n, row + column);
     stay_packed(to[i]);
   }
 }
@@ -57,11 +57,7 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 template <class T, class C, int VEC>
 __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w) {
   if (sizeof(T) == 2) return 0; /* as guess_mean */
-  C sum = 0;
-#pragma unroll
-  for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
-  return rounded<T>(
-      __shfl_sync(ALL_LANES, sum * (C)(1.0 / VEC), (int)(threadIdx.x % WARP) - w.lane));
+  return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
 template <class T, class W, bool MOMENTS, int VEC, int PACKS>
@@ -109,7 +105,7 @@ __device__ inline void warps_forward(const norm_args &a) {
     const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
     if (column >= n) continue;
     if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-    store_once(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
+    store_pack(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
   }
 }
 
@@ -197,7 +193,7 @@ __device__ inline void warps_backward(const norm_args &a) {
         const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
         if (column >= n) continue;
         if (MOMENTS) stay_packed(weight[k]);
-        store_once(dx + column, apply_backward<MOMENTS, T, W>(x[r][i], dy[r][i], weight[k],
+        store_pack(dx + column, apply_backward<MOMENTS, T, W>(x[r][i], dy[r][i], weight[k],
                                                               gradient, dweight[k], dbias[k]));
       }
     }

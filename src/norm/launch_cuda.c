@@ -229,8 +229,6 @@ static bool choose_blocks(choice *c) {
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
   l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);
   l->shared = (size_t)l->chunks * (size_t)l->block * 16;
-  if (2 * (int64_t)l->shared > c->device->shared_multiprocessor)
-    l->lookahead = c->device->multiprocessors;
   return (int64_t)l->shared <= c->device->shared_block - 2048;
 }
 

@@ -123,7 +123,7 @@ __device__ static __noinline__ void store_edge(const pool_args &a, const element
 __device__ static void store_plain(element *out, sums (&v)[VEC], sums factor) {
 #pragma unroll
   for (int j = 0; j < VEC; j++) v[j] *= factor;
-  store_once(out, narrow_pack<sums, element, VEC>(v));
+  store_streaming(out, narrow_pack<sums, element, VEC>(v));
 }
 
 __device__ inline sums element_of_words(const unsigned *words, int i) {

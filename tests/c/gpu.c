@@ -19,11 +19,15 @@ const char *const gpu_kernel_name[ONEPASS_CUDA_KERNEL_COUNT] = {
     [ONEPASS_CUDA_WINDOWS] = "windows",
 };
 
+/* What ran last: an error may be its. */
+static gpu_label ran_last;
+
 void gpu_require(CUresult result, const char *what, const char *file, int line) {
   const char *name = NULL;
   if (result == CUDA_SUCCESS) return;
   gpu->cuGetErrorName(result, &name);
   fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, name ? name : "an unknown error");
+  if (ran_last.text[0]) fprintf(stderr, "after %s\n", ran_last.text);
   exit(1);
 }
 
@@ -272,6 +276,7 @@ onepass_status gpu_run(const onepass_plan *plan, const gpu_call *g, const gpu_wo
                        CUstream stream) {
   onepass_tensors tensors = call_tensors(&g->call);
   onepass_buffers buffers = buffers_of(&tensors);
+  ran_last = gpu_label_of(g);
   return onepass_run(plan, &buffers, workspace->address, workspace->size, stream);
 }
 

@@ -58,7 +58,7 @@ def assert_near(actual: torch.Tensor, exact: torch.Tensor, terms: float = 1.0) -
     finite = exact[exact.isfinite()]
     largest = finite.abs().max().item() if finite.numel() else 0.0
     tolerance = TOLERANCES[actual.dtype]
-    torch.testing.assert_close(actual.double(), exact.double(), rtol=tolerance,
+    torch.testing.assert_close(actual.cpu().double(), exact.cpu().double(), rtol=tolerance,
                                atol=tolerance * max(terms, largest), equal_nan=True)
 
 

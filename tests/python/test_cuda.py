@@ -74,7 +74,8 @@ def test_cuda_graphs_of_a_training_step() -> None:
 def test_make_graphed_callables() -> None:
     model = onepass.nn.LayerNorm(256).cuda()
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
-    expected = torch.nn.functional.layer_norm(x, (256,), model.weight, model.bias)
+    with torch.no_grad():  # or the weights would belong to a graph of the default stream's
+        expected = torch.nn.functional.layer_norm(x, (256,), model.weight, model.bias)
     graphed = torch.cuda.make_graphed_callables(model, (x.detach().clone().requires_grad_(),))
     torch.testing.assert_close(graphed(x), expected)
 
