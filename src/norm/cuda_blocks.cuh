@@ -81,9 +81,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
     mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      C v[VEC];
-      widen_pack(v, held[i]);
-      if (at(i) < n) add_forward<MOMENTS, T>(mine, v, guess);
+      if (at(i) < n) gather_forward<MOMENTS>(mine, held[i], guess);
       stay_packed(held[i]);
     }
     if (again == 0) prefetch_next_row<T>(a);
@@ -110,96 +108,59 @@ __device__ inline void blocks_forward(const norm_args &a) {
 /* Rows without weights, starting anywhere. The first packs of a thread wait in its registers, a.chunks more
  * in shared memory. */
 template <class T>
-struct wide_row {
-  typedef typename sums_of<T>::type C;
-  static const int VEC = vector_of<T>::count, PACKS = wide_packs(VEC);
-  const norm_args &a;
-  const thread_ring<T, 1, 1> waiting;
-  pack<T, VEC> held[PACKS];
-
-  __device__ wide_row(const norm_args &args, char *places) : a(args), waiting(places, blockDim.x) {}
-
-  template <class SPAN>
-  __device__ plain_sums<C, 1> gather(const T *x, const SPAN &span) {
-#pragma unroll 4
-    for (int k = 0; k < a.chunks; k++) {
-      const int at = waiting.position(PACKS + k);
-      if (span.touches(at))
-        copy_async_alone(waiting.place(k, 0, 0), x - span.begin + at, span.bytes_from(at));
-    }
-    commit_copies();
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int at = waiting.position(i);
-      if (span.holds(at)) {
-        held[i] = load_pack<T, VEC>(x - span.begin + at);
-      } else if (span.touches(at)) {
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-          if (span.has(at + j)) held[i].v[j] = x[at + j - span.begin];
-        }
-      }
-    }
-    plain_sums<C, 1> mine;
-    mine.clear();
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int at = waiting.position(i);
-      if (span.touches(at)) gather_forward<false>(mine, held[i], at, span, (C)0);
-      stay_packed(held[i]);
-    }
-    wait_for_all_but<0>();
-#pragma unroll 4
-    for (int k = 0; k < a.chunks; k++) {
-      const int at = waiting.position(PACKS + k);
-      if (!span.touches(at)) continue;
-      pack<T, VEC> elements = *waiting.place(k, 0, 0);
-      gather_forward<false>(mine, elements, at, span, (C)0);
-    }
-    return mine;
-  }
-
-  template <class SPAN>
-  __device__ void write(T *y, const row_scale<C> &scale, const SPAN &span) const {
-    const auto write_pack = [&](const pack<T, VEC> &elements, int at) {
-      /* In place of weights, which are not looked at. */
-      store_span<true>(y, apply_forward<false, T, T>(elements, elements, elements, scale), at,
-                       span);
-    };
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (span.touches(waiting.position(i))) write_pack(held[i], waiting.position(i));
-    }
-#pragma unroll 4
-    for (int k = 0; k < a.chunks; k++) {
-      const int at = waiting.position(PACKS + k);
-      if (span.touches(at)) write_pack(*waiting.place(k, 0, 0), at);
-    }
-  }
-};
-
-template <class T>
 __device__ inline void wide_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
+  const int VEC = vector_of<T>::count, PACKS = wide_packs(VEC);
   __shared__ plain_sums<C, 1> of_warps[WIDE_MOST_THREADS / WARP];
   extern __shared__ __align__(16) char places[];
-  wide_row<T> row(a, places);
+  const thread_ring<T, 1, 1> waiting(places, blockDim.x);
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, blockIdx.x);
   const slice_span<T> span(x, (int)a.elements.count, a.aligned);
-  bool every = !SAVES_REGISTERS;
-  for (int k = 0; every && k < wide_row<T>::PACKS + a.chunks; k++)
-    every = span.holds(row.waiting.position(k));
-  /* Alike for a warp's threads, but not for a block's: the barrier is outside. */
-  const bool split = !SAVES_REGISTERS && __all_sync(ALL_LANES, every);
-  const plain_sums<C, 1> mine = split ? row.gather(x, whole_span<T>(span)) : row.gather(x, span);
+  const dealt_row<T> mine(span, blockDim.x, PACKS + a.chunks);
+#pragma unroll 4
+  for (int k = 0; k < a.chunks; k++) {
+    if (mine.has(PACKS + k))
+      copy_async_alone(waiting.place(k, 0, 0), x - span.begin + waiting.position(PACKS + k), 16);
+  }
+  commit_copies();
+  pack<T, VEC> held[PACKS];
+  pack<T, 1> end = {};
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) {
+    if (mine.has(i)) held[i] = load_pack<T, VEC>(x - span.begin + waiting.position(i));
+  }
+  if (mine.column >= 0) end.v[0] = x[mine.column];
+  plain_sums<C, 1> sums;
+  sums.clear();
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) {
+    if (mine.has(i)) gather_forward<false>(sums, held[i], (C)0);
+    stay_packed(held[i]);
+  }
+  if (mine.column >= 0) gather_forward<false>(sums, end, (C)0);
+  wait_for_all_but<0>();
+#pragma unroll 4
+  for (int k = 0; k < a.chunks; k++) {
+    if (mine.has(PACKS + k)) gather_forward<false>(sums, *waiting.place(k, 0, 0), (C)0);
+  }
   row_scale<C> scale;
   C none = 0;
-  find_scale<false, T>(scale, sum_block(mine, of_warps), none, true, a);
+  find_scale<false, T>(scale, sum_block(sums, of_warps), none, true, a);
   T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, blockIdx.x);
-  if (split) {
-    row.write(y, scale, whole_span<T>(span));
-  } else {
-    row.write(y, scale, span);
+  const auto scaled =
+      [&](const auto &elements) { /* which are no weights, but those are not looked at */
+                                  return apply_forward<false, T, T>(elements, elements, elements,
+                                                                    scale);
+      };
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) {
+    if (mine.has(i)) store_pack(y - span.begin + waiting.position(i), scaled(held[i]));
+  }
+  if (mine.column >= 0) y[mine.column] = scaled(end).v[0];
+#pragma unroll 4
+  for (int k = 0; k < a.chunks; k++) {
+    if (mine.has(PACKS + k))
+      store_pack(y - span.begin + waiting.position(PACKS + k), scaled(*waiting.place(k, 0, 0)));
   }
 }
 

@@ -22,28 +22,23 @@ __device__ inline void ring_forward(const norm_args &a) {
   extern __shared__ __align__(16) char places[];
   const thread_ring<T, PACKS, 1> ring(places, blockDim.x);
   const block_rows<T> x_rows(a, a.at.x, ONEPASS_ROLE_X), y_rows(a, a.at.y, ONEPASS_ROLE_Y);
-  const dealt_row<T, PACKS> mine(x_rows.first, (int)a.elements.count, a.aligned);
-  const whole_span<T> span(mine.span);
+  const slice_span<T> span(x_rows.first, (int)a.elements.count, a.aligned);
+  const dealt_row<T> mine(span, blockDim.x, PACKS);
   const int rows = x_rows.count;
   const auto ask = [&](int slot, int row) {
-    if (row < rows) {
-#pragma unroll
-      for (int i = 0; i < PACKS; i++) {
-        if (mine.has(i))
-          copy_async(ring.place(slot, 0, i), x_rows.at(row) - span.begin + mine.position(i), 16);
-      }
-    }
+    if (row < rows) ring.ask(slot, 0, x_rows.at(row), mine);
     commit_copies();
   };
 #pragma unroll
   for (int k = 0; k < RING_FORWARD; k++) ask(k, k);
-  pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
+  waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
   pack<W, 1> end_weight, end_bias;
   if constexpr (MOMENTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i] = weights_of<W, T>(a.at.weight, mine.position(i), mine.span, 1);
-      bias[i] = weights_of<W, T>(a.at.bias, mine.position(i), mine.span, 0);
+      const int column = ring.position(i) - span.begin;
+      weight[i].load(a.at.weight, column, 1, a.aligned, mine.has(i));
+      bias[i].load(a.at.bias, column, 0, a.aligned, mine.has(i));
     }
     if (mine.column >= 0) {
       end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
@@ -72,13 +67,10 @@ __device__ inline void ring_forward(const norm_args &a) {
       sums.clear();
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        if (mine.has(i)) gather_forward<MOMENTS>(sums, x[i], 0, span, guess);
+        if (mine.has(i)) gather_forward<MOMENTS>(sums, x[i], guess);
         stay_packed(x[i]);
       }
-      if (mine.column >= 0) {
-        C v[1] = {(C)widen(end.v[0])};
-        add_forward<MOMENTS, T>(sums, v, guess);
-      }
+      if (mine.column >= 0) gather_forward<MOMENTS>(sums, end, guess);
       sums = sum_block(sums, of_warps[turn]);
       turn ^= 1;
       if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
@@ -89,9 +81,8 @@ __device__ inline void ring_forward(const norm_args &a) {
     for (int i = 0; i < PACKS; i++) {
       const int k = MOMENTS ? i : 0;
       if (!mine.has(i)) continue;
-      if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-      store_streaming(y - span.begin + mine.position(i),
-                      apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
+      store_streaming(y - span.begin + ring.position(i),
+                      apply_forward<MOMENTS, T, W>(x[i], weight[k].get(), bias[k].get(), scale));
     }
     if (mine.column >= 0) {
       y[mine.column] = apply_forward<MOMENTS, T, W>(end, end_weight, end_bias, scale).v[0];
@@ -113,31 +104,26 @@ __device__ inline void ring_backward(const norm_args &a) {
       dx_rows(a, a.at.dx, ONEPASS_ROLE_DX);
   const block_rows<C> means(a, a.at.mean, ONEPASS_ROLE_MEAN),
       rstds(a, a.at.rstd, ONEPASS_ROLE_RSTD);
-  const dealt_row<T, PACKS> mine(x_rows.first, (int)a.elements.count, a.aligned);
-  const whole_span<T> span(mine.span);
+  const slice_span<T> span(x_rows.first, (int)a.elements.count, a.aligned);
+  const dealt_row<T> mine(span, blockDim.x, PACKS);
   const int rows = x_rows.count;
   const auto ask = [&](int slot, int row) {
     if (row < rows) {
-      const T *x = x_rows.at(row) - span.begin, *dy = dy_rows.at(row) - span.begin;
-#pragma unroll
-      for (int i = 0; i < PACKS; i++) {
-        if (!mine.has(i)) continue;
-        copy_async(ring.place(slot, 0, i), x + mine.position(i), 16);
-        copy_async(ring.place(slot, 1, i), dy + mine.position(i), 16);
-      }
+      ring.ask(slot, 0, x_rows.at(row), mine);
+      ring.ask(slot, 1, dy_rows.at(row), mine);
     }
     commit_copies();
   };
 #pragma unroll
   for (int k = 0; k < RING_BACKWARD; k++) ask(k, k);
-  pack<W, VEC> weight[MOMENTS ? PACKS : 1];
+  waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1];
   pack<W, 1> end_weight;
   C dweight[MOMENTS ? PACKS : 1][VEC], dbias[MOMENTS ? PACKS : 1][VEC];
   C end_dweight[1] = {0}, end_dbias[1] = {0};
   if constexpr (MOMENTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i] = weights_of<W, T>(a.at.weight, mine.position(i), mine.span, 1);
+      weight[i].load(a.at.weight, ring.position(i) - span.begin, 1, a.aligned, mine.has(i));
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }
@@ -167,14 +153,12 @@ __device__ inline void ring_backward(const norm_args &a) {
       x[i] = *ring.place(slot, 0, i);
       dy[i] = *ring.place(slot, 1, i);
       if (mine.has(i)) {
-        if (MOMENTS) stay_packed(weight[k]);
-        gather_backward<MOMENTS>(sums, x[i], dy[i], weight[k], 0, span, mean, rstd);
+        gather_backward<MOMENTS>(sums, x[i], dy[i], weight[k].get(), mean, rstd);
       }
       stay_packed(x[i]);
       stay_packed(dy[i]);
     }
-    if (mine.column >= 0)
-      gather_backward<MOMENTS>(sums, end_x, end_dy, end_weight, 0, span, mean, rstd);
+    if (mine.column >= 0) gather_backward<MOMENTS>(sums, end_x, end_dy, end_weight, mean, rstd);
     ask(slot, row + RING_BACKWARD);
     sums = sum_block(sums, of_warps[turn]);
     turn ^= 1;
@@ -184,10 +168,9 @@ __device__ inline void ring_backward(const norm_args &a) {
     for (int i = 0; i < PACKS; i++) {
       const int k = MOMENTS ? i : 0;
       if (!mine.has(i)) continue;
-      if (MOMENTS) stay_packed(weight[k]);
-      store_streaming(
-          dx - span.begin + mine.position(i),
-          apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k], gradient, dweight[k], dbias[k]));
+      store_streaming(dx - span.begin + ring.position(i),
+                      apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k].get(), gradient,
+                                                    dweight[k], dbias[k]));
     }
     if (mine.column >= 0) {
       dx[mine.column] =
@@ -201,16 +184,8 @@ __device__ inline void ring_backward(const norm_args &a) {
     if (++slot == RING_BACKWARD) slot = 0;
   }
   if constexpr (MOMENTS) {
-    const int64_t to = blockIdx.x * a.elements.count;
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (mine.has(i))
-          store_part(to + mine.position(i) - span.begin + j, dweight[i][j], dbias[i][j], a);
-      }
-    }
-    if (mine.column >= 0) store_part(to + mine.column, end_dweight[0], end_dbias[0], a);
+    store_parts<T>(blockIdx.x * a.elements.count, mine, ring, dweight, dbias, end_dweight[0],
+                   end_dbias[0], a);
   }
 }
 

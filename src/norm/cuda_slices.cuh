@@ -24,7 +24,6 @@ struct slice_span {
   int begin, end; /* positions of the first element and past the last */
   __device__ slice_span(const T *first, int length, bool aligned)
       : begin(aligned ? 0 : (int)((uintptr_t)first % SECTOR / sizeof(T))), end(begin + length) {}
-  __device__ bool touches(int at) const { return at + VEC > begin && at < end; }
   __device__ bool holds(int at) const { return at >= begin && at + VEC <= end; }
   __device__ bool has(int position) const { return position >= begin && position < end; }
   /* Elements at positions from 0 up to `last`. */
@@ -32,82 +31,93 @@ struct slice_span {
     const int from = begin > 0 ? begin : 0, to = end < last ? end : last;
     return to > from ? to - from : 0;
   }
-  /* Of a pack that the slice touches, up to the slice's end. */
-  __device__ int bytes_from(int at) const {
-    const int left = (end - at) * (int)sizeof(T);
-    return left < 16 ? left : 16;
-  }
 };
 
-/* The same for a thread all of whose packs are whole, which is most of them. */
+/* A row, or a slice or a chunk of one, of which the packs that are all its own are dealt out to `threads`
+ * threads, `packs` each, and the few elements before and behind them to the lanes of the last warp: none has
+ * special cases to look for. */
 template <class T>
-struct whole_span {
-  static const int VEC = vector_of<T>::count;
-  int begin;
-  __device__ explicit whole_span(const slice_span<T> &span) : begin(span.begin) {}
-  __device__ bool touches(int) const { return true; }
-  __device__ bool holds(int) const { return true; }
-  __device__ bool has(int) const { return true; }
-  __device__ int bytes_from(int) const { return 16; }
-};
-
-/* A row of which the packs that are all its own are dealt out to the threads of a block, PACKS each, and the
- * few elements before and behind them to the lanes of its last warp: none has special cases to look for. */
-template <class T, int PACKS>
 struct dealt_row {
   static const int VEC = vector_of<T>::count;
-  slice_span<T> span;
+  int begin;      /* position of the first element */
   unsigned whole; /* a bit for each pack that this thread has */
-  int column;     /* of its element before or behind them, or -1 */
-  __device__ dealt_row(const T *first, int n, bool aligned)
-      : span(first, n, aligned), whole(0), column(-1) {
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (span.holds(position(i))) whole |= 1u << i;
+  int column;     /* of its element before or behind them, counted from the first, or -1 */
+  __device__ dealt_row(const slice_span<T> &span, int threads, int packs)
+      : begin(span.begin), whole(0), column(-1) {
+    const int room = threads * packs * VEC;
+    for (int i = 0; i < packs; i++) {
+      if (span.holds((int)(threadIdx.x + i * threads) * VEC)) whole |= 1u << i;
     }
-    const int until_aligned = (VEC - span.begin % VEC) % VEC;
-    const int before = until_aligned < n ? until_aligned : n, behind = (n - before) % VEC;
-    const int lane = threadIdx.x % WARP;
-    if (threadIdx.x / WARP == blockDim.x / WARP - 1 && lane < before + behind)
-      column = lane < before ? lane : n - before - behind + lane;
+    if (threadIdx.x / WARP != threads / WARP - 1) return;
+    const int from = span.begin > 0 ? span.begin : 0, to = span.end < room ? span.end : room;
+    const int length = to > from ? to - from : 0, until_aligned = (VEC - from % VEC) % VEC;
+    const int before = until_aligned < length ? until_aligned : length;
+    const int behind = (length - before) % VEC, lane = threadIdx.x % WARP;
+    if (lane < before + behind)
+      column = (lane < before ? from : to - before - behind) + lane - begin;
   }
-  __device__ int position(int i) const { return (int)(threadIdx.x + i * blockDim.x) * VEC; }
   __device__ bool has(int i) const { return whole >> i & 1; }
+  __device__ int elements() const { return __popc(whole) * VEC + (column >= 0); }
 };
 
 /* ---- Weights ------------------------------------------------------------------------------------ */
 
-/* Those of a pack, as they are in memory: W is the type of weight and bias, T or float. `first`: that of
- * the slice's first element. */
-template <class W, class T>
-__device__ inline pack<W, vector_of<T>::count> weights_of(const void *first, int at,
-                                                          const slice_span<T> &span, float absent) {
-  const int VEC = vector_of<T>::count;
-  pack<W, VEC> to;
-#pragma unroll
-  for (int j = 0; j < VEC; j++) {
-    to.v[j] = narrow_to<W>::from(absent);
-    if (first && span.has(at + j)) to.v[j] = ((const W *)first)[at + j - span.begin];
-  }
-  stay_packed(to);
-  return to;
-}
-
-/* The same of aligned rows, where a pack is whole or has nothing. */
+/* Those of a pack, as they are in memory, by the column of its first element. W is the type of weight and
+ * bias, T or float. */
 template <class W, int VEC>
-__device__ inline pack<W, VEC> aligned_weights(const void *first, int at, float absent) {
+__device__ inline pack<W, VEC> aligned_weights(const void *weights, int column, float absent) {
   pack<W, VEC> to;
-  if (!first) {
+  if (!weights) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) to.v[j] = narrow_to<W>::from(absent);
     stay_packed(to);
   } else if constexpr (sizeof(W) * VEC == 16) {
-    *(uint4 *)&to = *(const uint4 *)((const W *)first + at);
+    *(uint4 *)&to = *(const uint4 *)((const W *)weights + column);
   } else {
-    load_aligned(to.v, (const W *)first + at);
+    load_aligned(to.v, (const W *)weights + column);
   }
   return to;
 }
+
+/* Weights that wait for rows to come. They are held as words: choices between packs of halves, such as that
+ * of the ones that are not there, would be made half by half, each in a register of its own. */
+template <class W, int VEC>
+struct waiting_weights {
+  static const int WORDS = sizeof(W) * VEC / 4;
+  unsigned words[WORDS];
+  __device__ void set(const pack<W, VEC> &to) {
+#pragma unroll
+    for (int k = 0; k < WORDS; k++) words[k] = ((const unsigned *)&to)[k];
+  }
+  __device__ pack<W, VEC> get() {
+    pack<W, VEC> to;
+#pragma unroll
+    for (int k = 0; k < WORDS; k++) {
+      asm volatile("" : "+r"(words[k])); /* widened when they are needed, and no sooner */
+      ((unsigned *)&to)[k] = words[k];
+    }
+    return to;
+  }
+  /* Of any address. One pack at a time: all loads together would take more registers than there are. */
+  __device__ void load(const void *weights, int column, float absent, bool aligned, bool there) {
+    set(aligned_weights<W, VEC>(NULL, 0, absent));
+    if (!weights || !there) return;
+    const W *from = (const W *)weights + column;
+    if (aligned) {
+#pragma unroll
+      for (int k = 0; k < WORDS; k += 4) *(uint4 *)&words[k] = ((const uint4 *)from)[k / 4];
+    } else if constexpr (sizeof(W) == 2) {
+#pragma unroll
+      for (int k = 0; k < WORDS; k++) {
+        const volatile unsigned short *two = (const volatile unsigned short *)from + 2 * k;
+        words[k] = two[0] | (unsigned)two[1] << 16;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < WORDS; k++) words[k] = ((const volatile unsigned *)from)[k];
+    }
+  }
+};
 
 /* The same of weights that all rows come back to, from a cache that other data passes through. */
 template <class W, int VEC>
@@ -121,43 +131,6 @@ __device__ inline pack<W, VEC> held_weights(const void *first, int at, float abs
 }
 
 /* ---- Sums --------------------------------------------------------------------------------------- */
-
-template <bool MOMENTS, class T, class C, int N, int SUMS>
-__device__ inline void add_forward(plain_sums<C, SUMS> &mine, C (&v)[N], C guess) {
-  if constexpr (MOMENTS) {
-    add_deviations<T>(mine, v, guess);
-  } else {
-    add_magnitudes(mine, v);
-  }
-}
-
-/* Elements of a pack that are not the row's take a value that adds nothing to its sums. */
-template <class T, int VEC>
-__device__ inline int fill_outside(pack<T, VEC> &elements, int at, const slice_span<T> &span,
-                                   T with) {
-  if constexpr (sizeof(T) == 2) { /* by words, or else every half would be cut out of its word */
-    unsigned *words = (unsigned *)&elements;
-    const pack<T, 2> two = {with, with};
-    const unsigned fill = *(const unsigned *)&two;
-#pragma unroll
-    for (int j = 0; j < VEC; j += 2) {
-      const unsigned keep =
-          (span.has(at + j) ? 0xffffu : 0) | (span.has(at + j + 1) ? 0xffff0000u : 0);
-      words[j / 2] = (words[j / 2] & keep) | (fill & ~keep);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-      if (!span.has(at + j)) elements.v[j] = with;
-    }
-  }
-  const int before = span.begin - at, behind = at + VEC - span.end;
-  return (before > 0 ? before : 0) + (behind > 0 ? behind : 0);
-}
-template <class T, int VEC>
-__device__ inline int fill_outside(pack<T, VEC> &, int, const whole_span<T> &, T) {
-  return 0;
-}
 
 /* A number of the type of sums that is one of T, too, so that elements can have it. */
 template <class T, class C>
@@ -175,13 +148,15 @@ __device__ inline C mean_of_pack(const pack<T, VEC> &first) {
 }
 
 /* Moments: about a guess that is rounded to T. */
-template <bool MOMENTS, class T, class C, int SUMS, int VEC, class SPAN>
-__device__ inline void gather_forward(plain_sums<C, SUMS> &mine, pack<T, VEC> &x, int at,
-                                      const SPAN &span, C guess) {
-  if (!span.holds(at)) fill_outside(x, at, span, narrow_to<T>::from(MOMENTS ? guess : 0));
+template <bool MOMENTS, class T, class C, int SUMS, int VEC>
+__device__ inline void gather_forward(plain_sums<C, SUMS> &mine, const pack<T, VEC> &x, C guess) {
   C v[VEC];
   widen_pack(v, x);
-  add_forward<MOMENTS, T>(mine, v, guess);
+  if constexpr (MOMENTS) {
+    add_deviations<T>(mine, v, guess);
+  } else {
+    add_magnitudes(mine, v);
+  }
 }
 
 template <bool MOMENTS, class C, int N, int SUMS>
@@ -195,17 +170,10 @@ __device__ inline void add_products(plain_sums<C, SUMS> &mine, const C (&x)[N], 
   mine.merge(part);
 }
 
-template <bool MOMENTS, class T, class W, class C, int SUMS, int VEC, class SPAN>
-__device__ inline void gather_backward(plain_sums<C, SUMS> &mine, pack<T, VEC> &x, pack<T, VEC> &dy,
-                                       const pack<W, VEC> &w, int at, const SPAN &span, C mean,
+template <bool MOMENTS, class T, class W, class C, int SUMS, int VEC>
+__device__ inline void gather_backward(plain_sums<C, SUMS> &mine, const pack<T, VEC> &x,
+                                       const pack<T, VEC> &dy, const pack<W, VEC> &w, C mean,
                                        C rstd) {
-  if (!span.holds(at)) {
-    /* With a gradient of 0 they add nothing but to the sum of z, where they are taken off again. */
-    const T near = narrow_to<T>::from(MOMENTS ? mean : 0);
-    const int filled = fill_outside(x, at, span, near);
-    fill_outside(dy, at, span, narrow_to<T>::from(0));
-    if constexpr (MOMENTS) mine.v[2] -= filled * (((C)widen(near) - mean) * rstd);
-  }
   C v[VEC], g[VEC], by[VEC];
   widen_pack(v, x);
   widen_pack(g, dy);
@@ -214,23 +182,6 @@ __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, pack<T, VEC> &
 }
 
 /* ---- Results ------------------------------------------------------------------------------------ */
-
-template <bool PLAIN = false, class T, int VEC, class SPAN>
-__device__ inline void store_span(T *first, const pack<T, VEC> &out, int at, const SPAN &span) {
-  T *to = first - span.begin + at;
-  if (span.holds(at)) {
-    if constexpr (PLAIN) {
-      store_pack(to, out);
-    } else {
-      store_streaming(to, out);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-      if (span.has(at + j)) to[j] = out.v[j];
-    }
-  }
-}
 
 template <bool MOMENTS, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W, VEC> &w,
@@ -254,8 +205,7 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
   return narrow_pack<C, T, VEC>(v);
 }
 
-/* dweight and dbias of the pack's columns are added up; those of elements that are not the row's, too,
- * and never written. */
+/* dweight and dbias of the pack's columns are added up. */
 template <bool MOMENTS, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<T, VEC> &dy,
                                               const pack<W, VEC> &w,
@@ -361,28 +311,16 @@ struct thread_ring {
   __device__ pack<T, VEC> *place(int slot, int tensor, int i) const {
     return (pack<T, VEC> *)(mine + ((slot * TENSORS + tensor) * PACKS + i) * threads * 16);
   }
-  /* Alike for a warp's threads. */
-  __device__ bool has_whole_packs(const slice_span<T> &span) const {
-    bool whole = !SAVES_REGISTERS;
-    for (int i = 0; i < PACKS; i++) whole = whole && span.holds(position(i));
-    return __all_sync(ALL_LANES, whole);
-  }
-  __device__ void ask(int slot, int tensor, const T *first, const slice_span<T> &span,
-                      bool whole) const {
-    if (whole) {
-#pragma unroll
-      for (int i = 0; i < PACKS; i++)
-        copy_async(place(slot, tensor, i), first - span.begin + position(i), 16);
-      return;
-    }
+  /* Those that the thread has of a row. */
+  __device__ void ask(int slot, int tensor, const T *first, const dealt_row<T> &mine) const {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      const int at = position(i);
-      if (span.touches(at))
-        copy_async(place(slot, tensor, i), first - span.begin + at, span.bytes_from(at));
+      if (mine.has(i)) copy_async(place(slot, tensor, i), first - mine.begin + position(i), 16);
     }
   }
 };
+
+/* ---- Sums over rows ------------------------------------------------------------------------------- */
 
 template <class C>
 __device__ inline void store_part(int64_t to, C dweight, C dbias, const norm_args &a) {
@@ -390,21 +328,23 @@ __device__ inline void store_part(int64_t to, C dweight, C dbias, const norm_arg
   if (a.dbias_parts) ((C *)a.dbias_parts)[to] = dbias;
 }
 
-/* A block's sums of dweight and dbias, which its threads have in registers, as a part. */
+/* A block's sums of dweight and dbias, which its threads have in registers, as a part. `to`: that of the
+ * slice's first element. */
 template <class T, class C, int PACKS>
-__device__ inline void store_parts(const C (&dweight)[PACKS][vector_of<T>::count],
-                                   const C (&dbias)[PACKS][vector_of<T>::count], int64_t part,
-                                   int64_t begin, const thread_ring<T, PACKS, 2> &ring,
-                                   const slice_span<T> &span, const norm_args &a) {
-  const int64_t to = part * a.elements.count + begin - span.begin;
+__device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
+                                   const thread_ring<T, PACKS, 2> &ring,
+                                   const C (&dweight)[PACKS][vector_of<T>::count],
+                                   const C (&dbias)[PACKS][vector_of<T>::count], C end_dweight,
+                                   C end_dbias, const norm_args &a) {
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
 #pragma unroll
     for (int j = 0; j < vector_of<T>::count; j++) {
-      const int position = ring.position(i) + j;
-      if (span.has(position)) store_part(to + position, dweight[i][j], dbias[i][j], a);
+      if (mine.has(i))
+        store_part(to + ring.position(i) - mine.begin + j, dweight[i][j], dbias[i][j], a);
     }
   }
+  if (mine.column >= 0) store_part(to + mine.column, end_dweight, end_dbias, a);
 }
 
 #endif

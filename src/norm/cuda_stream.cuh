@@ -110,7 +110,8 @@ template <class C, int SUMS, bool BACKWARD, int MOST_CHUNKS>
 struct stream_memory {
   static const int WARPS = STREAM_WORKERS / WARP;
   plain_sums<C, SUMS> of_warps[STREAM_ROWS][WARPS];
-  C elements_of_warps[MOST_CHUNKS][WARPS];
+  C elements_of_warps[MOST_CHUNKS][WARPS], one_over_elements[MOST_CHUNKS][WARPS];
+  C guesses[STREAM_ROWS]; /* what the sums of rows are about */
   row_result<C, BACKWARD> results[STREAM_ROWS];
   unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
 };
@@ -122,10 +123,6 @@ struct stream {
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
   static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
-  /* Weights wait in registers, but for those of more bytes than the elements where registers are few. */
-  static const bool KEEPS_WEIGHTS = !(SAVES_REGISTERS && BACKWARD && sizeof(W) > sizeof(T));
-  /* Of the work on a row, whether there is a copy without its special cases. */
-  static const bool SPLITS = !SAVES_REGISTERS && sizeof(T) != 2;
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
   static const int CHUNK = STREAM_WORKERS * PACKS * VEC; /* positions of one */
   typedef plain_sums<C, SUMS> sums_type;
@@ -266,7 +263,15 @@ struct stream {
   __device__ void read_letters(int reader) const {
     const int lane = threadIdx.x % WARP;
     for (int i = reader; i < rows; i += STREAM_READERS) {
-      const C mean = about(i), rstd = rstd_of(i);
+      C mean = 0;
+      const C rstd = rstd_of(i);
+      if constexpr (BACKWARD) mean = about(i);
+      if constexpr (FORWARD_MOMENTS) {
+        /* Not read again: where y is x, the row may be written over by now. */
+        const int item = (i + 1) * chunks - 1;
+        await(&memory.gathered[item % STREAM_ROWS], item / STREAM_ROWS & 1);
+        mean = memory.guesses[i % STREAM_ROWS];
+      }
       /* A lane's members one after the other, then those of all lanes. */
       sums_type own;
       C elements = 0;
@@ -305,19 +310,6 @@ struct stream {
 
   /* -- Those who work -- */
 
-  /* How many elements of a slice a warp has, alike for all rows where it matters. */
-  __device__ C elements_of_warp(const slice_span<T> &span) const {
-    plain_sums<C, 1> count;
-    count.clear();
-    for (int i = 0; i < PACKS; i++) {
-      for (int j = 0; j < VEC; j++) {
-        const int position = (int)(threadIdx.x + i * STREAM_WORKERS) * VEC + j;
-        if (span.has(position)) count.v[0] += 1;
-      }
-    }
-    return sum_lanes(count, WARP).v[0];
-  }
-
   /* Where the work is: chunk after chunk, row after row. */
   struct position {
     int row, chunk;
@@ -330,50 +322,52 @@ struct stream {
 
   __device__ void work(char *places) const {
     const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
-    /* Rows with weights all start at the same place of a sector, so they have the same span, and `whole`
-     * holds for all of them. */
+    /* Rows with weights all start at the same place of a sector: a thread has the same columns of each. */
     const slice_span<T> first_span = span_of(0);
-    const bool same_whole = !CHUNKED && (MOMENTS || a.aligned) && ring.has_whole_packs(first_span);
-    const auto span_at = [&](const position &at) {
-      return in_chunk(MOMENTS ? first_span : span_of(at.row), at.chunk);
-    };
-    const auto whole_at = [&](const slice_span<T> &span) {
-      return CHUNKED ? ring.has_whole_packs(span) : same_whole;
+    const dealt_row<T> of_first(first_span, STREAM_WORKERS, PACKS);
+    const auto deal = [&](const position &at) {
+      if (MOMENTS && !CHUNKED) return of_first;
+      return dealt_row<T>(in_chunk(MOMENTS ? first_span : span_of(at.row), at.chunk),
+                          STREAM_WORKERS, PACKS);
     };
     position asked = {0, 0};
     const auto ask = [&](int slot) {
       if (asked.row < rows) {
-        const slice_span<T> span = span_at(asked);
-        const bool whole = whole_at(span);
-        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked.row), span, whole);
-        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked.row), span, whole);
+        const dealt_row<T> mine = deal(asked);
+        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked.row), mine);
+        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked.row), mine);
         asked.step(chunks);
       }
       commit_copies();
     };
     for (int k = 0; k < a.ring; k++) ask(k);
-    pack<W, VEC> weight[MOMENTS && KEEPS_WEIGHTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
+    waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
+    pack<W, 1> end_weight, end_bias;
     C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
+    C end_dweight[1] = {0}, end_dbias[1] = {0};
     const W *weights = MOMENTS && a.at.weight ? (const W *)a.at.weight + begin : NULL;
     const W *biases = MOMENTS && a.at.bias ? (const W *)a.at.bias + begin : NULL;
-    const auto load_weights = [&](const slice_span<T> &span) {
+    const auto load_weights = [&](const dealt_row<T> &mine) {
       if constexpr (MOMENTS) {
 #pragma unroll
         for (int i = 0; i < PACKS; i++) {
-          const int at = ring.position(i);
+          const int at = ring.position(i) - mine.begin;
           if (CHUNKED && a.aligned) {
-            if (!span.touches(at)) continue;
-            if constexpr (KEEPS_WEIGHTS)
-              weight[i] = held_weights<W, VEC>(weights, at - span.begin, 1);
-            if constexpr (!BACKWARD) bias[i] = held_weights<W, VEC>(biases, at - span.begin, 0);
+            if (!mine.has(i)) continue;
+            weight[i].set(held_weights<W, VEC>(weights, at, 1));
+            if constexpr (!BACKWARD) bias[i].set(held_weights<W, VEC>(biases, at, 0));
           } else {
-            if constexpr (KEEPS_WEIGHTS) weight[i] = weights_of<W, T>(weights, at, span, 1);
-            if constexpr (!BACKWARD) bias[i] = weights_of<W, T>(biases, at, span, 0);
+            weight[i].load(weights, at, 1, a.aligned, mine.has(i));
+            if constexpr (!BACKWARD) bias[i].load(biases, at, 0, a.aligned, mine.has(i));
           }
+        }
+        if (mine.column >= 0) {
+          end_weight = aligned_weights<W, 1>(weights, mine.column, 1);
+          if constexpr (!BACKWARD) end_bias = aligned_weights<W, 1>(biases, mine.column, 0);
         }
       }
     };
-    if (!CHUNKED) load_weights(first_span);
+    if (!CHUNKED) load_weights(of_first);
     if constexpr (MOMENTS && BACKWARD) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
@@ -381,73 +375,80 @@ struct stream {
         for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
       }
     }
-    const auto weight_of = [&](int i) {
-      if constexpr (KEEPS_WEIGHTS) {
-        stay_packed(weight[MOMENTS ? i : 0]);
-        return weight[MOMENTS ? i : 0];
-      } else {
-        return weights_of<W, T>(weights, ring.position(i), first_span, 1);
-      }
-    };
     if constexpr (FORWARD_MOMENTS) {
       for (int chunk = 0; chunk < chunks; chunk++) {
-        const C count = elements_of_warp(in_chunk(first_span, chunk));
-        if (threadIdx.x % WARP == 0) memory.elements_of_warps[chunk][threadIdx.x / WARP] = count;
+        plain_sums<C, 1> count;
+        count.v[0] = (C)deal({0, chunk}).elements();
+        count = sum_lanes(count, WARP);
+        if (threadIdx.x % WARP == 0) {
+          memory.elements_of_warps[chunk][threadIdx.x / WARP] = count.v[0];
+          memory.one_over_elements[chunk][threadIdx.x / WARP] = 1 / count.v[0];
+        }
       }
       __syncwarp();
     }
-    const auto in_warp_at = [&](int chunk) {
-      return FORWARD_MOMENTS ? memory.elements_of_warps[chunk][threadIdx.x / WARP] : 0;
+    const auto load_end = [&](const void *base, int role, int row, const dealt_row<T> &mine) {
+      pack<T, 1> end = {};
+      if (mine.column >= 0) end.v[0] = slice_of(base, role, row)[mine.column];
+      return end;
     };
-    C in_warp = in_warp_at(0), one_over = 1 / in_warp;
 
     position gathered = {0, 0};
     int gathered_count = 0, gather_slot = 0;
     C mean = about(0), rstd = rstd_of(0);
-    const auto sum_packs = [&](C guess, const auto &span) {
-      sums_type mine;
-      mine.clear();
+    const auto sum_packs = [&](const dealt_row<T> &mine, const pack<T, 1> &end_x,
+                               const pack<T, 1> &end_dy, C guess) {
+      sums_type sums;
+      sums.clear();
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        const int at = ring.position(i);
-        if (!span.touches(at)) continue;
-        pack<T, VEC> x = *ring.place(gather_slot, 0, i);
+        const int k = MOMENTS ? i : 0;
+        if (!mine.has(i)) continue;
+        const pack<T, VEC> x = *ring.place(gather_slot, 0, i);
         if constexpr (BACKWARD) {
-          pack<T, VEC> dy = *ring.place(gather_slot, 1, i);
-          gather_backward<MOMENTS>(mine, x, dy, weight_of(i), at, span, guess, rstd);
+          gather_backward<MOMENTS>(sums, x, *ring.place(gather_slot, 1, i), weight[k].get(), guess,
+                                   rstd);
         } else {
-          gather_forward<MOMENTS>(mine, x, at, span, guess);
+          gather_forward<MOMENTS>(sums, x, guess);
         }
       }
-      return sum_lanes(mine, WARP);
+      if (mine.column >= 0) {
+        if constexpr (BACKWARD) {
+          gather_backward<MOMENTS>(sums, end_x, end_dy, end_weight, guess, rstd);
+        } else {
+          gather_forward<MOMENTS>(sums, end_x, guess);
+        }
+      }
+      return sum_lanes(sums, WARP);
     };
     const auto gather = [&] {
-      const slice_span<T> span = span_at(gathered);
-      const bool whole = SPLITS && whole_at(span);
-      sums_type mine;
+      const dealt_row<T> mine = deal(gathered);
+      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, gathered.row, mine);
+      const pack<T, 1> end_dy =
+          BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, gathered.row, mine) : end_x;
+      sums_type sums;
       C guess = mean;
-      if (CHUNKED) {
-        in_warp = in_warp_at(gathered.chunk);
-        one_over = 1 / in_warp;
-      }
 #pragma unroll 1
       for (bool again = false;; again = true) {
-        mine = whole ? sum_packs(guess, whole_span<T>(span)) : sum_packs(guess, span);
+        sums = sum_packs(mine, end_x, end_dy, guess);
         if constexpr (FORWARD_MOMENTS) {
           /* The warp's own moments: its part of the row may be far from the guess. */
-          if (in_warp == 0) break;
-          const row_moments<C> found(mine, guess, one_over, lossless<T>::SQUARES);
+          const int warp = threadIdx.x / WARP;
+          if (memory.elements_of_warps[gathered.chunk][warp] == 0) break;
+          const row_moments<C> found(sums, guess, memory.one_over_elements[gathered.chunk][warp],
+                                     lossless<T>::SQUARES);
           if (found.lossy && !again) {
             guess = rounded<T>(guess + found.more);
             continue;
           }
-          mine.v[0] = (guess - mean) + found.more;
-          mine.v[1] = found.squares;
+          sums.v[0] = (guess - mean) + found.more;
+          sums.v[1] = found.squares;
         }
         break;
       }
       if (threadIdx.x % WARP == 0) {
-        memory.of_warps[gathered_count % STREAM_ROWS][threadIdx.x / WARP] = mine;
+        memory.of_warps[gathered_count % STREAM_ROWS][threadIdx.x / WARP] = sums;
+        if (FORWARD_MOMENTS && threadIdx.x == 0) memory.guesses[gathered.row % STREAM_ROWS] = mean;
         arrive(&memory.gathered[gathered_count % STREAM_ROWS]);
       }
       gathered_count++;
@@ -460,44 +461,48 @@ struct stream {
     for (int k = 0; k < a.lookahead && gathered.row < rows; k++) gather();
 
     int slot = 0;
-    const auto write = [&](int i, const row_result<C, BACKWARD> &result, const auto &span) {
-      T *out =
-          BACKWARD ? slice_of(a.at.dx, ONEPASS_ROLE_DX, i) : slice_of(a.at.y, ONEPASS_ROLE_Y, i);
-#pragma unroll
-      for (int p = 0; p < PACKS; p++) {
-        const int at = ring.position(p), k = MOMENTS ? p : 0;
-        if (!span.touches(at)) continue;
-        const pack<T, VEC> x = *ring.place(slot, 0, p);
-        if constexpr (BACKWARD) {
-          store_span(out,
-                     apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, p), weight_of(p),
-                                                   result.gradient, dweight[k], dbias[k]),
-                     at, span);
-        } else {
-          if (MOMENTS) stay_packed(bias[k]);
-          store_span(out, apply_forward<MOMENTS, T, W>(x, weight_of(p), bias[k], result.scale), at,
-                     span);
-        }
-      }
-    };
     for (position at = {0, 0}; at.row < rows; at.step(chunks)) {
-      const slice_span<T> span = span_at(at);
-      const bool whole = SPLITS && whole_at(span);
-      if (CHUNKED) load_weights(span); /* there when they are needed */
+      const dealt_row<T> mine = deal(at);
+      if (CHUNKED) load_weights(mine); /* there when they are needed; and so are these: */
+      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, at.row, mine);
+      const pack<T, 1> end_dy = BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, at.row, mine) : end_x;
       wait_for_all_but<STREAM_ON_THE_WAY>();
       if (gathered.row < rows) gather();
       if (at.chunk == 0) await(&memory.known[at.row % STREAM_ROWS], at.row / STREAM_ROWS & 1);
       const row_result<C, BACKWARD> &result = memory.results[at.row % STREAM_ROWS];
-      if (whole) {
-        write(at.row, result, whole_span<T>(span));
-      } else {
-        write(at.row, result, span);
+      T *out = BACKWARD ? slice_of(a.at.dx, ONEPASS_ROLE_DX, at.row)
+                        : slice_of(a.at.y, ONEPASS_ROLE_Y, at.row);
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        const int k = MOMENTS ? i : 0;
+        if (!mine.has(i)) continue;
+        const pack<T, VEC> x = *ring.place(slot, 0, i);
+        pack<T, VEC> made;
+        if constexpr (BACKWARD) {
+          made = apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, i), weight[k].get(),
+                                               result.gradient, dweight[k], dbias[k]);
+        } else {
+          made = apply_forward<MOMENTS, T, W>(x, weight[k].get(), bias[k].get(), result.scale);
+        }
+        store_streaming(out - mine.begin + ring.position(i), made);
+      }
+      if (mine.column >= 0) {
+        if constexpr (BACKWARD) {
+          out[mine.column] = apply_backward<MOMENTS, T, W>(end_x, end_dy, end_weight,
+                                                           result.gradient, end_dweight, end_dbias)
+                                 .v[0];
+        } else {
+          out[mine.column] =
+              apply_forward<MOMENTS, T, W>(end_x, end_weight, end_bias, result.scale).v[0];
+        }
       }
       ask(slot);
       if (++slot == a.ring) slot = 0;
     }
-    if constexpr (MOMENTS && BACKWARD)
-      store_parts<T>(dweight, dbias, x_rows.team, begin, ring, first_span, a);
+    if constexpr (MOMENTS && BACKWARD) {
+      store_parts<T>(x_rows.team * a.elements.count + begin, of_first, ring, dweight, dbias,
+                     end_dweight[0], end_dbias[0], a);
+    }
   }
 };
 

@@ -88,9 +88,7 @@ __device__ inline void warps_forward(const norm_args &a) {
     mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      C v[VEC];
-      widen_pack(v, x[i]);
-      if (w.column(i, VEC) < n) add_forward<MOMENTS, T>(mine, v, guess);
+      if (w.column(i, VEC) < n) gather_forward<MOMENTS>(mine, x[i], guess);
       stay_packed(x[i]);
     }
     mine = sum_lanes(mine, w.team);

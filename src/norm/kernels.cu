@@ -32,8 +32,9 @@ struct packs {
                    RING_FORWARD_BROAD = MANY_BYTES ? 3 : 4;
   static const int RING_BACKWARD_NARROW = VECTOR == 4 ? 3 : 2,
                    RING_BACKWARD_BROAD = VECTOR == 4 ? 4 : 3;
-  static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2 : 4, STREAM_BACKWARD = 2,
-                   STREAM_BACKWARD_BROAD = 4, STREAM_CHUNK = 2;
+  static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2 : 4,
+                   STREAM_BACKWARD = MANY_BYTES ? 1 : 2, STREAM_BACKWARD_BROAD = 4,
+                   STREAM_CHUNK = 2;
 };
 
 #define KERNEL_AT(threads, blocks, name, call)                  \

@@ -297,7 +297,7 @@ static bool choose_ring(choice *c) {
 /* Packs of a worker, or of a chunk of its slice. kernels.cu has the same numbers. */
 static int64_t stream_packs(const choice *c) {
   if (c->l->chunked) return 2;
-  if (c->p->backward) return c->l->broad ? 4 : 2;
+  if (c->p->backward) return c->l->broad ? 4 : has_f32_weights(c) ? 1 : 2;
   return has_f32_weights(c) || c->size == 8 ? 2 : 4;
 }
 
