@@ -126,17 +126,6 @@ __device__ inline void store_streaming(T *p, const pack<T, N> &value) {
   __stcs((word *)p, *(const word *)&value);
 }
 
-/* What every row comes back to, while more than there is room for passes through the second-level cache. */
-__device__ inline uint4 load_held(const void *p) {
-  uint4 raw;
-  asm volatile(
-      "{ .reg .b64 hold; createpolicy.fractional.L2::evict_last.b64 hold, 1.0;"
-      " ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], hold; }"
-      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-      : "l"(p));
-  return raw;
-}
-
 /* Two halves in a word at once: taken one by one, each would be cut out of its word first. */
 __device__ inline void widen_two(float &low, float &high, unsigned word, __nv_bfloat16) {
   low = __uint_as_float(word << 16);

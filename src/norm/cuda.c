@@ -56,11 +56,7 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                l->broad ? "broad" : "narrow", weights);
       break;
     case ONEPASS_CUDA_STREAM:
-      snprintf(name, sizeof name, "%s_stream_%s%s%s", n->statistic, n->direction,
-               l->chunked ? "_chunked"
-               : l->broad ? "_broad"
-                          : "",
-               weights);
+      snprintf(name, sizeof name, "%s_stream_%s%s", n->statistic, n->direction, weights);
       break;
     case ONEPASS_CUDA_COLUMNS:
       snprintf(name, sizeof name, "%s_columns_%s_%s", n->statistic, n->direction, width);

@@ -74,6 +74,8 @@ __device__ inline void blocks_forward(const norm_args &a) {
       load(a.at.weight, a.at.bias);
     }
   }
+  const auto find_y = [&] { return row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row); };
+  T *y = SAVES_REGISTERS ? NULL : find_y();
   row_scale<C> scale;
 #pragma unroll 1
   for (int again = 0;; again++) {
@@ -88,8 +90,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
     const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[again]);
     if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
   }
-  if (MOMENTS && threadIdx.x == 0) save_moments<false>(scale, row, a);
-  T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row);
+  if (SAVES_REGISTERS) y = find_y();
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int k = EARLY ? i : 0;
@@ -103,6 +104,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
     }
     store_pack(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale));
   }
+  if (MOMENTS && threadIdx.x == 0) save_moments<false>(scale, row, a);
 }
 
 /* Rows without weights, starting anywhere. The first packs of a thread wait in its registers, a.chunks more

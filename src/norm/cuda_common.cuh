@@ -127,8 +127,10 @@ __device__ inline S sum_block(S mine, S *of_warps) {
   __syncthreads();
   if (warps <= 8) { /* every thread for itself */
     mine = of_warps[0];
-#pragma unroll 4
-    for (int warp = 1; warp < warps; warp++) mine.merge(of_warps[warp]);
+#pragma unroll
+    for (int warp = 1; warp < 8; warp++) {
+      if (warp < warps) mine.merge(of_warps[warp]);
+    }
     return mine;
   }
   if (lane < warps) {

@@ -75,7 +75,6 @@ __device__ inline void ring_forward(const norm_args &a) {
       turn ^= 1;
       if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
     }
-    if (MOMENTS && threadIdx.x == 0) save_moments<true>(scale, x_rows.number(row), a);
     T *y = y_rows.at(row);
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
@@ -87,6 +86,7 @@ __device__ inline void ring_forward(const norm_args &a) {
     if (mine.column >= 0) {
       y[mine.column] = apply_forward<MOMENTS, T, W>(end, end_weight, end_bias, scale).v[0];
     }
+    if (MOMENTS && threadIdx.x == 0) save_moments<true>(scale, x_rows.number(row), a);
     guess = next_guess;
     end = next_end;
     if (++slot == RING_FORWARD) slot = 0;

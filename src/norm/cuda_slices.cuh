@@ -26,11 +26,6 @@ struct slice_span {
       : begin(aligned ? 0 : (int)((uintptr_t)first % SECTOR / sizeof(T))), end(begin + length) {}
   __device__ bool holds(int at) const { return at >= begin && at + VEC <= end; }
   __device__ bool has(int position) const { return position >= begin && position < end; }
-  /* Elements at positions from 0 up to `last`. */
-  __device__ int count_below(int last) const {
-    const int from = begin > 0 ? begin : 0, to = end < last ? end : last;
-    return to > from ? to - from : 0;
-  }
 };
 
 /* A row, or a slice or a chunk of one, of which the packs that are all its own are dealt out to `threads`
@@ -93,7 +88,7 @@ struct waiting_weights {
     pack<W, VEC> to;
 #pragma unroll
     for (int k = 0; k < WORDS; k++) {
-      asm volatile("" : "+r"(words[k])); /* widened when they are needed, and no sooner */
+      if (sizeof(W) == 2) asm volatile("" : "+r"(words[k])); /* widened when needed, no sooner */
       ((unsigned *)&to)[k] = words[k];
     }
     return to;
@@ -109,26 +104,18 @@ struct waiting_weights {
     } else if constexpr (sizeof(W) == 2) {
 #pragma unroll
       for (int k = 0; k < WORDS; k++) {
-        const volatile unsigned short *two = (const volatile unsigned short *)from + 2 * k;
-        words[k] = two[0] | (unsigned)two[1] << 16;
+        unsigned short low, high;
+        asm volatile("ld.global.u16 %0, [%1];" : "=h"(low) : "l"(from + 2 * k));
+        asm volatile("ld.global.u16 %0, [%1];" : "=h"(high) : "l"(from + 2 * k + 1));
+        words[k] = low | (unsigned)high << 16;
       }
     } else {
 #pragma unroll
-      for (int k = 0; k < WORDS; k++) words[k] = ((const volatile unsigned *)from)[k];
+      for (int k = 0; k < WORDS; k++)
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(words[k]) : "l"((const unsigned *)from + k));
     }
   }
 };
-
-/* The same of weights that all rows come back to, from a cache that other data passes through. */
-template <class W, int VEC>
-__device__ inline pack<W, VEC> held_weights(const void *first, int at, float absent) {
-  pack<W, VEC> to;
-  if (!first) return aligned_weights<W, VEC>(first, at, absent);
-#pragma unroll
-  for (int i = 0; i < VEC; i += 16 / sizeof(W))
-    *(uint4 *)&to.v[i] = load_held((const W *)first + at + i);
-  return to;
-}
 
 /* ---- Sums --------------------------------------------------------------------------------------- */
 

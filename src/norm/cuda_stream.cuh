@@ -13,9 +13,6 @@
  * launch. A box is used again only for a row that nobody can have reached before all have read it. The
  * blocks of a team are on the chip together, which a cooperative launch sees to.
  *
- * CHUNKED, forward: a slice is longer than what the workers have at once, and is worked on chunk after
- * chunk. Weights do not fit in registers then: they stay in the second-level cache.
- *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_STREAM_CUH
 #define ONEPASS_NORM_CUDA_STREAM_CUH
@@ -28,8 +25,7 @@ enum {
   STREAM_READERS = 2,    /* warps that wait for letters */
   STREAM_ON_THE_WAY = 1, /* of the slices that were asked for, besides those that have arrived */
   STREAM_THREADS = STREAM_WORKERS + (1 + STREAM_READERS) * WARP,
-  STREAM_ROWS = 32,       /* more than can be between gathering and writing */
-  STREAM_MOST_CHUNKS = 12 /* of a slice */
+  STREAM_ROWS = 32 /* more than can be between gathering and writing */
 };
 
 /* ---- Barriers in shared memory ---------------------------------------------------------------------- */
@@ -106,17 +102,17 @@ struct row_result<C, true> {
   row_gradient<C> gradient;
 };
 
-template <class C, int SUMS, bool BACKWARD, int MOST_CHUNKS>
+template <class C, int SUMS, bool BACKWARD>
 struct stream_memory {
   static const int WARPS = STREAM_WORKERS / WARP;
   plain_sums<C, SUMS> of_warps[STREAM_ROWS][WARPS];
-  C elements_of_warps[MOST_CHUNKS][WARPS], one_over_elements[MOST_CHUNKS][WARPS];
+  C elements_of_warps[WARPS], one_over_elements[WARPS];
   C guesses[STREAM_ROWS]; /* what the sums of rows are about */
   row_result<C, BACKWARD> results[STREAM_ROWS];
   unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHUNKED>
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
 struct stream {
   typedef typename sums_of<T>::type C;
   static const int VEC = vector_of<T>::count, TENSORS = BACKWARD ? 2 : 1;
@@ -124,9 +120,8 @@ struct stream {
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
   static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
-  static const int CHUNK = STREAM_WORKERS * PACKS * VEC; /* positions of one */
   typedef plain_sums<C, SUMS> sums_type;
-  typedef stream_memory<C, SUMS, BACKWARD, CHUNKED ? STREAM_MOST_CHUNKS : 1> memory_type;
+  typedef stream_memory<C, SUMS, BACKWARD> memory_type;
 
   const norm_args &a;
   memory_type &memory;
@@ -134,8 +129,7 @@ struct stream {
   const int64_t begin; /* of this block's slice */
   const int length;
   const block_rows<T> x_rows;
-  const int rows;   /* of this team */
-  const int chunks; /* of a slice */
+  const int rows; /* of this team */
 
   __device__ stream(const norm_args &args, memory_type &shared)
       : a(args),
@@ -144,8 +138,7 @@ struct stream {
         begin(rank * args.slice),
         length(length_of(rank)),
         x_rows(args, args.at.x, ONEPASS_ROLE_X),
-        rows(x_rows.count),
-        chunks(CHUNKED ? args.chunks : 1) {}
+        rows(x_rows.count) {}
 
   __device__ int length_of(int member) const {
     const int64_t rest = a.elements.count - member * a.slice;
@@ -157,14 +150,6 @@ struct stream {
   }
   __device__ slice_span<T> span_of(int i) const {
     return slice_span<T>(slice_of(a.at.x, ONEPASS_ROLE_X, i), length, a.aligned);
-  }
-  /* The same slice, in positions of the chunk. */
-  __device__ static slice_span<T> in_chunk(slice_span<T> span, int chunk) {
-    if (CHUNKED) {
-      span.begin -= chunk * CHUNK;
-      span.end -= chunk * CHUNK;
-    }
-    return span;
   }
   /* Forward: a number near the mean. Backward: the saved mean. */
   __device__ C about(int i) const {
@@ -200,27 +185,13 @@ struct stream {
 
   __device__ void post_letters() const {
     const int lane = threadIdx.x % WARP;
-    const slice_span<T> first_span = span_of(0);
-    int item = 0;
     for (int i = 0; i < rows; i++) {
+      await(&memory.gathered[i % STREAM_ROWS], i / STREAM_ROWS & 1);
       sums_type own;
-      C elements = 0;
       own.clear();
-      for (int chunk = 0; chunk < chunks; chunk++, item++) {
-        await(&memory.gathered[item % STREAM_ROWS], item / STREAM_ROWS & 1);
-        sums_type part;
-        part.clear();
-        if (lane < WARPS) part = memory.of_warps[item % STREAM_ROWS][lane];
-        const C of_warp =
-            FORWARD_MOMENTS && lane < WARPS ? memory.elements_of_warps[chunk][lane] : 0;
-        const C more = CHUNKED ? (C)in_chunk(first_span, chunk).count_below(CHUNK) : (C)length;
-        part = put_together<FORWARD_MOMENTS>(part, of_warp, more);
-        if (!CHUNKED) {
-          own = part;
-        } else if (!FORWARD_MOMENTS || more > 0) {
-          add_part(own, elements, part, more);
-        }
-      }
+      if (lane < WARPS) own = memory.of_warps[i % STREAM_ROWS][lane];
+      const C of_warp = FORWARD_MOMENTS && lane < WARPS ? memory.elements_of_warps[lane] : 0;
+      own = put_together<FORWARD_MOMENTS>(own, of_warp, (C)length);
       const unsigned *words = (const unsigned *)&own;
 #pragma unroll
       for (int k = 0; k < WORDS; k++) {
@@ -268,8 +239,7 @@ struct stream {
       if constexpr (BACKWARD) mean = about(i);
       if constexpr (FORWARD_MOMENTS) {
         /* Not read again: where y is x, the row may be written over by now. */
-        const int item = (i + 1) * chunks - 1;
-        await(&memory.gathered[item % STREAM_ROWS], item / STREAM_ROWS & 1);
+        await(&memory.gathered[i % STREAM_ROWS], i / STREAM_ROWS & 1);
         mean = memory.guesses[i % STREAM_ROWS];
       }
       /* A lane's members one after the other, then those of all lanes. */
@@ -310,33 +280,20 @@ struct stream {
 
   /* -- Those who work -- */
 
-  /* Where the work is: chunk after chunk, row after row. */
-  struct position {
-    int row, chunk;
-    __device__ void step(int chunks) {
-      if (CHUNKED && ++chunk < chunks) return;
-      chunk = 0;
-      row++;
-    }
-  };
-
   __device__ void work(char *places) const {
     const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
     /* Rows with weights all start at the same place of a sector: a thread has the same columns of each. */
-    const slice_span<T> first_span = span_of(0);
-    const dealt_row<T> of_first(first_span, STREAM_WORKERS, PACKS);
-    const auto deal = [&](const position &at) {
-      if (MOMENTS && !CHUNKED) return of_first;
-      return dealt_row<T>(in_chunk(MOMENTS ? first_span : span_of(at.row), at.chunk),
-                          STREAM_WORKERS, PACKS);
+    const dealt_row<T> of_first(span_of(0), STREAM_WORKERS, PACKS);
+    const auto deal = [&](int row) {
+      return MOMENTS ? of_first : dealt_row<T>(span_of(row), STREAM_WORKERS, PACKS);
     };
-    position asked = {0, 0};
+    int asked = 0;
     const auto ask = [&](int slot) {
-      if (asked.row < rows) {
+      if (asked < rows) {
         const dealt_row<T> mine = deal(asked);
-        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked.row), mine);
-        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked.row), mine);
-        asked.step(chunks);
+        ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), mine);
+        if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), mine);
+        asked++;
       }
       commit_copies();
     };
@@ -345,45 +302,32 @@ struct stream {
     pack<W, 1> end_weight, end_bias;
     C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
     C end_dweight[1] = {0}, end_dbias[1] = {0};
-    const W *weights = MOMENTS && a.at.weight ? (const W *)a.at.weight + begin : NULL;
-    const W *biases = MOMENTS && a.at.bias ? (const W *)a.at.bias + begin : NULL;
-    const auto load_weights = [&](const dealt_row<T> &mine) {
-      if constexpr (MOMENTS) {
-#pragma unroll
-        for (int i = 0; i < PACKS; i++) {
-          const int at = ring.position(i) - mine.begin;
-          if (CHUNKED && a.aligned) {
-            if (!mine.has(i)) continue;
-            weight[i].set(held_weights<W, VEC>(weights, at, 1));
-            if constexpr (!BACKWARD) bias[i].set(held_weights<W, VEC>(biases, at, 0));
-          } else {
-            weight[i].load(weights, at, 1, a.aligned, mine.has(i));
-            if constexpr (!BACKWARD) bias[i].load(biases, at, 0, a.aligned, mine.has(i));
-          }
-        }
-        if (mine.column >= 0) {
-          end_weight = aligned_weights<W, 1>(weights, mine.column, 1);
-          if constexpr (!BACKWARD) end_bias = aligned_weights<W, 1>(biases, mine.column, 0);
-        }
-      }
-    };
-    if (!CHUNKED) load_weights(of_first);
-    if constexpr (MOMENTS && BACKWARD) {
+    if constexpr (MOMENTS) {
+      const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
+      const W *biases = a.at.bias ? (const W *)a.at.bias + begin : NULL;
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
+        const int column = ring.position(i) - of_first.begin;
+        weight[i].load(weights, column, 1, a.aligned, of_first.has(i));
+        if constexpr (!BACKWARD) bias[i].load(biases, column, 0, a.aligned, of_first.has(i));
+        if constexpr (BACKWARD) {
 #pragma unroll
-        for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
+          for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
+        }
+      }
+      if (of_first.column >= 0) {
+        end_weight = aligned_weights<W, 1>(weights, of_first.column, 1);
+        if constexpr (!BACKWARD) end_bias = aligned_weights<W, 1>(biases, of_first.column, 0);
       }
     }
+    const int warp = threadIdx.x / WARP;
     if constexpr (FORWARD_MOMENTS) {
-      for (int chunk = 0; chunk < chunks; chunk++) {
-        plain_sums<C, 1> count;
-        count.v[0] = (C)deal({0, chunk}).elements();
-        count = sum_lanes(count, WARP);
-        if (threadIdx.x % WARP == 0) {
-          memory.elements_of_warps[chunk][threadIdx.x / WARP] = count.v[0];
-          memory.one_over_elements[chunk][threadIdx.x / WARP] = 1 / count.v[0];
-        }
+      plain_sums<C, 1> count;
+      count.v[0] = (C)of_first.elements();
+      count = sum_lanes(count, WARP);
+      if (threadIdx.x % WARP == 0) {
+        memory.elements_of_warps[warp] = count.v[0];
+        memory.one_over_elements[warp] = 1 / count.v[0];
       }
       __syncwarp();
     }
@@ -393,8 +337,7 @@ struct stream {
       return end;
     };
 
-    position gathered = {0, 0};
-    int gathered_count = 0, gather_slot = 0;
+    int gathered = 0, gather_slot = 0;
     C mean = about(0), rstd = rstd_of(0);
     const auto sum_packs = [&](const dealt_row<T> &mine, const pack<T, 1> &end_x,
                                const pack<T, 1> &end_dy, C guess) {
@@ -423,9 +366,9 @@ struct stream {
     };
     const auto gather = [&] {
       const dealt_row<T> mine = deal(gathered);
-      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, gathered.row, mine);
+      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, gathered, mine);
       const pack<T, 1> end_dy =
-          BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, gathered.row, mine) : end_x;
+          BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, gathered, mine) : end_x;
       sums_type sums;
       C guess = mean;
 #pragma unroll 1
@@ -433,9 +376,8 @@ struct stream {
         sums = sum_packs(mine, end_x, end_dy, guess);
         if constexpr (FORWARD_MOMENTS) {
           /* The warp's own moments: its part of the row may be far from the guess. */
-          const int warp = threadIdx.x / WARP;
-          if (memory.elements_of_warps[gathered.chunk][warp] == 0) break;
-          const row_moments<C> found(sums, guess, memory.one_over_elements[gathered.chunk][warp],
+          if (memory.elements_of_warps[warp] == 0) break;
+          const row_moments<C> found(sums, guess, memory.one_over_elements[warp],
                                      lossless<T>::SQUARES);
           if (found.lossy && !again) {
             guess = rounded<T>(guess + found.more);
@@ -447,31 +389,30 @@ struct stream {
         break;
       }
       if (threadIdx.x % WARP == 0) {
-        memory.of_warps[gathered_count % STREAM_ROWS][threadIdx.x / WARP] = sums;
-        if (FORWARD_MOMENTS && threadIdx.x == 0) memory.guesses[gathered.row % STREAM_ROWS] = mean;
-        arrive(&memory.gathered[gathered_count % STREAM_ROWS]);
+        memory.of_warps[gathered % STREAM_ROWS][warp] = sums;
+        if (FORWARD_MOMENTS && threadIdx.x == 0) memory.guesses[gathered % STREAM_ROWS] = mean;
+        arrive(&memory.gathered[gathered % STREAM_ROWS]);
       }
-      gathered_count++;
-      gathered.step(chunks);
-      mean = about(gathered.row); /* there before it is needed */
-      rstd = rstd_of(gathered.row);
+      gathered++;
+      mean = about(gathered); /* there before it is needed */
+      rstd = rstd_of(gathered);
       if (++gather_slot == a.ring) gather_slot = 0;
     };
     wait_for_all_but<STREAM_ON_THE_WAY>();
-    for (int k = 0; k < a.lookahead && gathered.row < rows; k++) gather();
+    for (int k = 0; k < a.lookahead && gathered < rows; k++) gather();
 
     int slot = 0;
-    for (position at = {0, 0}; at.row < rows; at.step(chunks)) {
-      const dealt_row<T> mine = deal(at);
-      if (CHUNKED) load_weights(mine); /* there when they are needed; and so are these: */
-      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, at.row, mine);
-      const pack<T, 1> end_dy = BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, at.row, mine) : end_x;
+    for (int row = 0; row < rows; row++) {
+      const dealt_row<T> mine = deal(row);
+      /* There when they are needed. */
+      const pack<T, 1> end_x = load_end(a.at.x, ONEPASS_ROLE_X, row, mine);
+      const pack<T, 1> end_dy = BACKWARD ? load_end(a.at.dy, ONEPASS_ROLE_DY, row, mine) : end_x;
       wait_for_all_but<STREAM_ON_THE_WAY>();
-      if (gathered.row < rows) gather();
-      if (at.chunk == 0) await(&memory.known[at.row % STREAM_ROWS], at.row / STREAM_ROWS & 1);
-      const row_result<C, BACKWARD> &result = memory.results[at.row % STREAM_ROWS];
-      T *out = BACKWARD ? slice_of(a.at.dx, ONEPASS_ROLE_DX, at.row)
-                        : slice_of(a.at.y, ONEPASS_ROLE_Y, at.row);
+      if (gathered < rows) gather();
+      await(&memory.known[row % STREAM_ROWS], row / STREAM_ROWS & 1);
+      const row_result<C, BACKWARD> &result = memory.results[row % STREAM_ROWS];
+      T *out = BACKWARD ? slice_of(a.at.dx, ONEPASS_ROLE_DX, row)
+                        : slice_of(a.at.y, ONEPASS_ROLE_Y, row);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
         const int k = MOMENTS ? i : 0;
@@ -506,9 +447,9 @@ struct stream {
   }
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHUNKED>
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
 __device__ inline void stream_rows(const norm_args &a) {
-  typedef stream<T, W, MOMENTS, BACKWARD, PACKS, CHUNKED> of_block;
+  typedef stream<T, W, MOMENTS, BACKWARD, PACKS> of_block;
   __shared__ typename of_block::memory_type memory;
   extern __shared__ __align__(16) char places[];
   if (threadIdx.x < STREAM_ROWS) {

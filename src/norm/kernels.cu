@@ -33,8 +33,7 @@ struct packs {
   static const int RING_BACKWARD_NARROW = VECTOR == 4 ? 3 : 2,
                    RING_BACKWARD_BROAD = VECTOR == 4 ? 4 : 3;
   static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2 : 4,
-                   STREAM_BACKWARD = MANY_BYTES ? 1 : 2, STREAM_BACKWARD_BROAD = 4,
-                   STREAM_CHUNK = 2;
+                   STREAM_BACKWARD = MANY_BYTES || VECTOR == 2 ? 1 : 2;
 };
 
 #define KERNEL_AT(threads, blocks, name, call)                  \
@@ -92,15 +91,10 @@ struct packs {
   KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                               \
             op##_ring_backward_broad##suffix,                                                    \
             (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))  \
-  KERNEL_AT(                                                                                     \
-      STREAM_THREADS, 1, op##_stream_forward##suffix,                                            \
-      (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD, false>(args))) \
-  KERNEL_AT(                                                                                     \
-      STREAM_THREADS, 1, op##_stream_forward_chunked##suffix,                                    \
-      (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_CHUNK, true>(args)))    \
-  KERNEL_AT(                                                                                     \
-      STREAM_THREADS, 1, op##_stream_backward##suffix,                                           \
-      (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD, false>(args)))
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_forward##suffix,                                      \
+            (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args)))  \
+  KERNEL_AT(STREAM_THREADS, 1, op##_stream_backward##suffix,                                     \
+            (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
 #define KERNELS_OF(op, MOMENTS)                                                             \
   WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
@@ -116,17 +110,6 @@ struct packs {
   KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))     \
   KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
-
-/* With more packs there would be too few registers for halves. */
-#define BROAD_STREAM_KERNELS(op, MOMENTS)                  \
-  KERNEL_AT(STREAM_THREADS, 1, op##_stream_backward_broad, \
-            (stream_rows<element, element, MOMENTS, true,  \
-                         packs<element, MOMENTS>::STREAM_BACKWARD_BROAD, false>(args)))
-
-#ifdef ONEPASS_ELEMENT_f32
-BROAD_STREAM_KERNELS(abs, false)
-BROAD_STREAM_KERNELS(moments, true)
-#endif
 
 KERNELS_OF(abs, false)
 KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element>(args)))

@@ -27,10 +27,7 @@ enum {
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
   STREAM_ON_THE_WAY = 1,
   STREAM_MOST_LOOKAHEAD = 24,
-  STREAM_MOST_CHUNKS = 12,
-  STREAM_SPARE_CHUNKS = 1,
-  STREAM_MEMORY = 10240, /* shared memory of a stream kernel besides the rows, at most */
-  STREAM_MEMORY_F64 = 20480,
+  STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
   PASSES_BLOCK = 256,
   COLUMNS_BLOCK = 512,
   STRIDED_BLOCK = 256,
@@ -294,31 +291,21 @@ static bool choose_ring(choice *c) {
 
 /* ---- stream: teams of blocks ------------------------------------------------------------------ */
 
-/* Packs of a worker, or of a chunk of its slice. kernels.cu has the same numbers. */
+/* Packs of a worker. kernels.cu has the same numbers. */
 static int64_t stream_packs(const choice *c) {
-  if (c->l->chunked) return 2;
-  if (c->p->backward) return c->l->broad ? 4 : has_f32_weights(c) ? 1 : 2;
-  return has_f32_weights(c) || c->size == 8 ? 2 : 4;
+  const bool few = has_f32_weights(c) || c->size == 8;
+  return c->p->backward ? (few ? 1 : 2) : few ? 2 : 4;
 }
 
-static bool fit_stream(choice *c) {
+static bool choose_stream(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
+  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
+  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
+  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
   l->packs = (int32_t)stream_packs(c);
-  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
-  const int64_t memory = c->sums_size == 8 ? STREAM_MEMORY_F64 : STREAM_MEMORY;
-  const int64_t ring = least((c->device->shared_block - memory) / slot,
-                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
-  l->ring = (int32_t)ring;
-  l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
-  if (l->lookahead < 1) return false;
-  /* Of a slice in chunks, all are gathered before the first is written, and some of the next one's. */
-  const int64_t most_chunks =
-      l->chunked ? least(l->lookahead - STREAM_SPARE_CHUNKS, STREAM_MOST_CHUNKS) : 1;
-  const int64_t line = 128 / c->size, chunk = STREAM_WORKERS * l->packs * c->vec;
-  const int64_t before = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
-  const int64_t longest = most_chunks * chunk - before;
-  if (longest < line) return false;
+  const int64_t line = 128 / c->size, room = STREAM_WORKERS * l->packs * c->vec;
+  const int64_t longest = l->width == ONEPASS_NORM_VECTOR ? room : room - line;
   /* As many teams as the chip has room for, each as large as that leaves it. */
   const int64_t needed = onepass_divide_up(c->n, longest);
   if (needed > chip) return false;
@@ -327,7 +314,12 @@ static bool fit_stream(choice *c) {
   l->slice = up_to(onepass_divide_up(c->n, most(needed, wanted)), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  l->chunks = (int32_t)onepass_divide_up(l->slice + before, chunk);
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  const int64_t ring = least((c->device->shared_block - STREAM_MEMORY) / slot,
+                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
+  l->ring = (int32_t)ring;
+  l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
+  if (l->lookahead < 1) return false;
   l->shared = (size_t)(ring * slot);
   const int64_t teams =
       c->moments ? blocks_in_phase(c, chip / l->team) : least(chip / l->team, c->rows);
@@ -340,19 +332,6 @@ static bool fit_stream(choice *c) {
   l->mail_at = reserve(l, (int64_t)l->mail_size);
   reserve_parts(c, teams);
   return true;
-}
-
-static bool choose_stream(choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
-  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  const onepass_norm_launch nothing = *l;
-  if (fit_stream(c)) return true;
-  *l = nothing;
-  l->chunked = !c->p->backward;
-  l->broad = c->p->backward && c->size == 4;
-  return (l->chunked || l->broad) && fit_stream(c);
 }
 
 /* ---- passes ---------------------------------------------------------------------------------- */

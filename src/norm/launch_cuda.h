@@ -26,8 +26,7 @@ typedef struct onepass_norm_launch {
   onepass_norm_width width; /* warps, blocks, passes, columns */
   int32_t packs;            /* warps, ring, stream: a thread has at most so many */
   bool wide;                /* blocks: with shared memory */
-  bool broad;   /* ring, stream: the kernel with more packs a thread; blocks: with more threads */
-  bool chunked; /* stream: slices in chunks */
+  bool broad; /* ring: the kernel with more packs a thread; blocks: with more threads */
   int64_t grid;
   int32_t block;
   bool cooperative;
