@@ -10,12 +10,14 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, TextIO
 import torch
 
 from .bench import Bench, Options
-from .devices import available_memory, open_device
+from .devices import Device, available_memory, open_device
 from .guard import adopt_orphans, hide
 from .process import Failure
+from .report import short_label, write_report
 from .source import classes_of
+from .suite import find_pairs, judge_suite, sizes_of
 from .trial import judge_candidate
-from .verdict import BAD_USAGE, CANNOT_JUDGE, Judgement
+from .verdict import BAD_USAGE, CANNOT_JUDGE, Judgement, worst_status
 
 __all__ = ["main"]
 
@@ -131,6 +133,15 @@ def check_files(reference: str, candidate: str, parser: Parser) -> None:
             parser.error(f"{path} has no {', no '.join(missing)}")
 
 
+def check_suite(arguments: argparse.Namespace, parser: Parser) -> None:
+    try:
+        if not find_pairs(arguments.suite):
+            parser.error(f"{arguments.suite} has no NAME.py with Model and a ModelNew beside it")
+        sizes_of(arguments.suite, arguments.sizes)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
 class Progress:
     """A line on a terminal that says what is being done."""
 
@@ -157,8 +168,12 @@ def main(given: Optional[Sequence[str]] = None) -> int:
             parser.error("--suite takes the files of its folder; no REFERENCE.py beside it")
     elif not arguments.reference:
         parser.error("which REFERENCE.py?")
+    if arguments.sizes and not arguments.suite:
+        parser.error("--sizes goes with --suite")
     options = options_of(arguments, parser)
-    if not arguments.suite:
+    if arguments.suite:
+        check_suite(arguments, parser)
+    else:
         check_files(arguments.reference, arguments.candidate or arguments.reference, parser)
     adopt_orphans()
     hide()
@@ -169,14 +184,15 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     except OSError as error:
         print(f"onepass-judge: {error}", file=sys.stderr)
         return CANNOT_JUDGE
+    judge = judge_folder if arguments.suite else judge_one
     try:
-        return judge_one(arguments, options, device, progress)
+        return judge(arguments, options, device, progress)
     finally:
         progress.clear()
         device.close()
 
 
-def judge_one(arguments: argparse.Namespace, options: Options, device: Any, progress: Progress) -> int:
+def judge_one(arguments: argparse.Namespace, options: Options, device: Device, progress: Progress) -> int:
     progress("the reference")
     try:
         bench = Bench(arguments.reference, options, device)
@@ -194,7 +210,37 @@ def judge_one(arguments: argparse.Namespace, options: Options, device: Any, prog
         bench.close()
     progress.clear()
     print_judgement(judgement, arguments.json)
+    if arguments.report:
+        write_report(arguments.report, [judgement], f"{os.path.basename(arguments.reference)}, judged")
     return judgement.exit_status
+
+
+def judge_folder(arguments: argparse.Namespace, options: Options, device: Device, progress: Progress) -> int:
+    judgements: List[Judgement] = []
+    sizes = sizes_of(arguments.suite, arguments.sizes)
+
+    def say(number: int, count: int, text: str) -> None:
+        done = 20 * number // max(1, count)
+        progress(f"[{'#' * done}{'.' * (20 - done)}] {number + 1}/{count} {text}")
+
+    for judgement in judge_suite(arguments.suite, options, device, sizes, say):
+        progress.clear()
+        judgements.append(judgement)
+        if arguments.json:
+            print(json.dumps(judgement.to_json()), flush=True)
+        else:
+            print(line_of(judgement), flush=True)
+    progress.clear()
+    if arguments.report:
+        title = f"{os.path.basename(os.path.abspath(arguments.suite))}, judged"
+        write_report(arguments.report, judgements, title)
+    return worst_status(judgements)
+
+
+def line_of(judgement: Judgement) -> str:
+    """A suite's candidate in one line."""
+    name = f"{os.path.basename(judgement.reference)[:-3]} · {short_label(judgement)}"
+    return f"{name:34} {judgement.verdict:13} {judgement.reason}"
 
 
 def print_judgement(judgement: Judgement, as_json: bool) -> None:

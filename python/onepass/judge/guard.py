@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 import struct
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 __all__ = ["adopt_orphans", "die_with_parent", "hide", "lower_oom_score", "restrain"]
 
@@ -20,11 +20,21 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 SECCOMP_MODE_FILTER = 2
 
-# Numbers of system calls: kill, tkill, tgkill, rt_sigqueueinfo, pidfd_open and, refused in any form,
-# ptrace, process_vm_readv, process_vm_writev, userfaultfd, pidfd_getfd.
-SYSTEM_CALLS: Dict[str, Tuple[int, Sequence[int], Sequence[int]]] = {
-    "x86_64": (0xC000003E, (62, 200, 234, 129, 434), (101, 310, 311, 323, 438)),
-    "aarch64": (0xC00000B7, (129, 130, 131, 138, 434), (117, 270, 271, 282, 438)),
+class SystemCalls(NamedTuple):
+    """Their numbers on an architecture."""
+    architecture: int
+    refused: Sequence[int]  # ptrace, process_vm_readv, process_vm_writev, userfaultfd, pidfd_getfd
+    # Not on a protected process: kill, tkill, tgkill, rt_sigqueueinfo, pidfd_open, sched_setparam,
+    # sched_setscheduler, sched_setaffinity, sched_setattr, prlimit64, migrate_pages, move_pages
+    on_process: Sequence[int]
+    on_self: Sequence[int]  # not on another one: setpriority, ioprio_set
+
+
+SYSTEM_CALLS: Dict[str, SystemCalls] = {
+    "x86_64": SystemCalls(0xC000003E, (101, 310, 311, 323, 438),
+                          (62, 200, 234, 129, 434, 142, 144, 203, 314, 302, 256, 279), (141, 251)),
+    "aarch64": SystemCalls(0xC00000B7, (117, 270, 271, 282, 438),
+                           (129, 130, 131, 138, 434, 118, 119, 122, 274, 261, 238, 239), (140, 30)),
 }
 
 
@@ -71,32 +81,34 @@ def drop_capabilities() -> bool:
     return effective == ["0" * 16]
 
 
+Step = Tuple[int, int, int, int]  # of a program: what, how far to jump if so, if not, with what
+LOAD, IS, END = 0x20, 0x15, 0x06
+KILL, ALLOW = 0x80000000, 0x7FFF0000
+NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # where they are in what the kernel shows
+
+
 def filter_system_calls(protected: Sequence[int]) -> bool:
-    """A program for the kernel's packet filter machine: loads what is asked for, jumps, returns."""
-    known = SYSTEM_CALLS.get(platform.machine())
-    if known is None:
+    """A program for the kernel's packet filter, which looks at every system call from now on."""
+    calls = SYSTEM_CALLS.get(platform.machine())
+    if calls is None:
         return False
-    architecture, signalling, refused = known
     targets = sorted({value & 0xFFFFFFFF for pid in protected for value in (pid, -pid)}
                      | {0xFFFFFFFF})  # -1: everyone
-    load, equal, end = 0x20, 0x15, 0x06
-    kill, allow = 0x80000000, 0x7FFF0000
-    program: List[Tuple[int, int, int, int]] = [(load, 0, 0, 4), (equal, 1, 0, architecture),
-                                                (end, 0, 0, allow), (load, 0, 0, 0)]
-    for number in refused:
-        program += [(equal, 0, 1, number), (end, 0, 0, kill)]
-    for number in signalling:
-        # If it is this call: its first argument against each target, then back to the number.
-        body: List[Tuple[int, int, int, int]] = [(load, 0, 0, 16)]
-        for target in targets:
-            body += [(equal, 0, 1, target), (end, 0, 0, kill)]
-        body += [(end, 0, 0, allow)]
-        program += [(equal, 0, len(body), number), *body]
-    program.append((end, 0, 0, allow))
-    code = b"".join(struct.pack("<HBBI", *step) for step in program)
-    buffer = ctypes.create_string_buffer(code)
-    header = ctypes.create_string_buffer(
-        struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(buffer)))
+    program: List[Step] = [(LOAD, 0, 0, ARCHITECTURE), (IS, 1, 0, calls.architecture), (END, 0, 0, ALLOW),
+                           (LOAD, 0, 0, NUMBER)]
+    for number in calls.refused:
+        program += [(IS, 0, 1, number), (END, 0, 0, KILL)]
+    on_targets: List[Step] = [(LOAD, 0, 0, FIRST)]
+    for target in targets:
+        on_targets += [(IS, 0, 1, target), (END, 0, 0, KILL)]
+    on_targets.append((END, 0, 0, ALLOW))
+    on_others: List[Step] = [(LOAD, 0, 0, SECOND), (IS, 1, 0, 0), (END, 0, 0, KILL), (END, 0, 0, ALLOW)]
+    for numbers, body in ((calls.on_process, on_targets), (calls.on_self, on_others)):
+        for number in numbers:
+            program += [(IS, 0, len(body), number), *body]
+    program.append((END, 0, 0, ALLOW))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
+    header = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code)))
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 

@@ -20,7 +20,9 @@ ALLOWED = re.compile(
 # Ways to hide a call from the dispatcher's observers, or from a reader.
 EVASIVE_NAMES = {"exec", "eval", "compile", "__import__", "globals", "vars"}
 EVASIVE_ATTRIBUTES = {"_C", "_disable_current_modes", "_pop_mode_temporarily", "_len_torch_dispatch_stack",
-                      "_get_current_dispatch_mode", "_dispatch", "f_back", "__subclasses__"}
+                      "_get_current_dispatch_mode", "_dispatch", "f_back", "__subclasses__",
+                      # What was recorded or compiled before runs past the dispatcher.
+                      "CUDAGraph", "make_graphed_callables"}
 CPP_OPERATOR = re.compile(r"\b(?:at|torch)::(?:native::|_ops::|functional::|nn::)?([a-z_0-9]+)\s*\(")
 CPP_ALLOWED = {"empty", "empty_like", "empty_strided", "zeros", "zeros_like", "from_blob", "device", "dtype",
                "getcurrentcudastream", "kfloat32"}
@@ -58,10 +60,18 @@ def evasions(tree: ast.AST) -> Set[str]:
                 found.add(f"line {node.lineno} calls {node.func.id}(), behind which anything may be")
             if node.func.id == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
                 found.add(f"line {node.lineno} looks up a name that is not written there (getattr)")
-        elif isinstance(node, ast.Attribute) and node.attr in EVASIVE_ATTRIBUTES:
+        elif isinstance(node, ast.Attribute) and (node.attr in EVASIVE_ATTRIBUTES or is_torch_compile(node)):
             found.add(f"line {node.lineno} reaches for {node.attr}, behind PyTorch's dispatcher")
+        elif isinstance(node, ast.ImportFrom):
+            found.update(f"line {node.lineno} reaches for {alias.name}, behind PyTorch's dispatcher"
+                         for alias in node.names if alias.name in EVASIVE_ATTRIBUTES
+                         or (node.module == "torch" and alias.name == "compile"))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             for name in CPP_OPERATOR.findall(node.value):
                 if name.lower() not in CPP_ALLOWED:
                     found.add(f"C++ that calls {name}, an operator of PyTorch's")
     return found
+
+
+def is_torch_compile(node: ast.Attribute) -> bool:
+    return node.attr == "compile" and isinstance(node.value, ast.Name) and node.value.id == "torch"

@@ -1,0 +1,186 @@
+"""Two charts as SVG: bars of speedups, and times against bytes. Colours come from the page, by class."""
+
+import html
+import math
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+
+__all__ = ["Bar", "Point", "roofline", "speedups"]
+
+WIDTH = 1000
+Scale = Callable[[float], float]  # from a value to a place
+
+
+class Bar(NamedTuple):
+    group: str
+    label: str
+    kind: str  # the verdict, as a class
+    sign: str
+    value: float
+    low: float
+    high: float
+    over_compile: Optional[float]
+
+
+class Point(NamedTuple):
+    label: str
+    kind: str
+    bytes: int
+    seconds: float
+    eager: float
+
+
+def escape(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def nice_ticks(low: float, high: float, steps: Sequence[float]) -> List[float]:
+    ticks = [step * 10.0 ** power for power in range(-12, 16) for step in steps]
+    return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def speedups(bars: Sequence[Bar]) -> str:
+    """From 1, to the right if faster, to the left if slower."""
+    left, right, row, gap, top = 190, 130, 24, 16, 26
+    least = min(0.5, *(bar.low for bar in bars), *(bar.over_compile or 1.0 for bar in bars))
+    most = max(4.0, *(bar.high for bar in bars), *(bar.over_compile or 1.0 for bar in bars))
+    low, high = math.log(max(least, 1e-3) * 0.92), math.log(most * 1.08)
+
+    def x(value: float) -> float:
+        place = (math.log(min(max(value, 1e-3), 1e9)) - low) / (high - low)
+        return left + place * (WIDTH - left - right)
+
+    parts: List[str] = []
+    y, before = top, ""
+    body: List[str] = []
+    for bar in bars:
+        if bar.group != before:
+            y += gap if before else 4
+            before = bar.group
+            body.append(f'<text x="0" y="{y + 14}" font-weight="600">{escape(bar.group)}</text>')
+            y += row - 2
+        body.append(one_bar(bar, x, y))
+        y += row
+    bottom = y + 6
+    ticks = nice_ticks(math.exp(low), math.exp(high), (1, 2, 5))
+    for tick in ticks:
+        parts.append(f'<line class="grid" x1="{x(tick):.1f}" y1="{top - 6}" x2="{x(tick):.1f}" y2="{bottom}"/>'
+                     f'<text class="soft" x="{x(tick):.1f}" y="{top - 11}" text-anchor="middle">'
+                     f"{number(tick)}×</text>")
+    for mark, text in ((1.0, ""), (2.0, "accepted from here")):
+        parts.append(f'<line class="{"axis" if mark == 1.0 else "mark"}" x1="{x(mark):.1f}" y1="{top - 6}" '
+                     f'x2="{x(mark):.1f}" y2="{bottom}"/>')
+        if text:
+            parts.append(f'<text class="soft" x="{x(mark) + 5:.1f}" y="{bottom + 14}">{text}</text>')
+    height = bottom + 22
+    return (f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Bar chart of speedups over PyTorch eager">'
+            + "".join(parts) + "".join(body) + "</svg>")
+
+
+def one_bar(bar: Bar, x: Scale, y: float) -> str:
+    one, end = x(1.0), x(bar.value)
+    start, width = min(one, end), max(abs(end - one), 1.5)
+    middle = y + 9
+    low, high = x(bar.low), x(bar.high)
+    text_at = max(end, high, one) + 9
+    ring = ""
+    if bar.over_compile:
+        at = x(bar.over_compile)
+        ring = (f'<circle class="hollow" cx="{at:.1f}" cy="{middle}" r="4.5"><title>'
+                f"{number(bar.over_compile)}× over torch.compile</title></circle>")
+        text_at = max(text_at, at + 11)
+    return (f'<g class="{bar.kind}"><text x="14" y="{y + 13}">{escape(bar.label)}</text>'
+            f'<rect class="shape" x="{start:.1f}" y="{y + 1}" width="{width:.1f}" height="16" rx="2.5">'
+            f"<title>{escape(bar.group)} {escape(bar.label)}: {number(bar.value)}× "
+            f"({number(bar.low)} to {number(bar.high)})</title></rect>"
+            f'<line class="whisker" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
+            f'<line class="whisker" x1="{low:.1f}" y1="{middle - 3}" x2="{low:.1f}" y2="{middle + 3}"/>'
+            f'<line class="whisker" x1="{high:.1f}" y1="{middle - 3}" x2="{high:.1f}" y2="{middle + 3}"/>{ring}'
+            f'<text x="{text_at:.1f}" y="{y + 13}" font-weight="600">{number(bar.value)}× '
+            f"{bar.sign}</text></g>")
+
+
+def roofline(points: Sequence[Point], copy_speed: float) -> str:
+    left, right, top, bottom, height = 74, 210, 14, 46, 440
+    fewest, largest = min(p.bytes for p in points), max(p.bytes for p in points)
+    x_low, x_high = math.log10(fewest / 2.2), math.log10(largest * 2.2)
+    times = [t for p in points for t in (p.seconds, p.eager)]
+    y_low = math.log10(min(*times, fewest / 2.2 / copy_speed) / 1.15)
+    y_high = math.log10(max(*times, largest / copy_speed) * 1.5)
+
+    def x(size: float) -> float:
+        return left + (math.log10(size) - x_low) / (x_high - x_low) * (WIDTH - left - right)
+
+    def y(seconds: float) -> float:
+        return top + (y_high - math.log10(seconds)) / (y_high - y_low) * (height - top - bottom)
+
+    parts: List[str] = []
+    for tick in nice_ticks(10 ** y_low, 10 ** y_high, (1,) if y_high - y_low > 2.5 else (1, 2, 5)):
+        parts.append(f'<line class="grid" x1="{left}" y1="{y(tick):.1f}" x2="{WIDTH - right}" y2="{y(tick):.1f}"/>'
+                     f'<text class="soft" x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">'
+                     f"{duration(tick)}</text>")
+    for tick in nice_ticks(10 ** x_low, 10 ** x_high, (1, 2, 5) if x_high - x_low < 2.5 else (1,)):
+        parts.append(f'<line class="grid" x1="{x(tick):.1f}" y1="{top}" x2="{x(tick):.1f}" y2="{height - bottom}"/>'
+                     f'<text class="soft" x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">'
+                     f"{amount(tick)}</text>")
+    parts.append(f'<text class="soft" x="{(left + WIDTH - right) / 2:.0f}" y="{height - 6}" text-anchor="middle">'
+                 "bytes that must move</text>")
+    start, end = 10 ** x_low, 10 ** x_high
+    parts.append(f'<line class="copy" x1="{x(start):.1f}" y1="{y(start / copy_speed):.1f}" x2="{x(end):.1f}" '
+                 f'y2="{y(end / copy_speed):.1f}"/>'
+                 f'<text class="soft" x="{x(end) + 6:.1f}" y="{y(end / copy_speed) + 4:.1f}">the copy</text>')
+    parts += threads(points, x, y)
+    return (f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Time against bytes, with the line of the copy">'
+            + "".join(parts) + "</svg>")
+
+
+def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
+    """Points of one size stand side by side, and their names below each other to the right of them."""
+    parts: List[str] = []
+    by_size: Dict[int, List[Point]] = {}
+    for point in points:
+        by_size.setdefault(point.bytes, []).append(point)
+    for size, group in sorted(by_size.items()):
+        group.sort(key=lambda point: point.seconds)
+        places = spread([y(point.seconds) for point in group])
+        middle = x(size)
+        eager = sorted(point.eager for point in group)[len(group) // 2]
+        parts.append(f'<line class="mark" x1="{middle:.1f}" y1="{y(eager):.1f}" x2="{middle:.1f}" '
+                     f'y2="{y(group[0].seconds):.1f}"/>'
+                     f'<g class="skipped"><circle class="hollow" cx="{middle:.1f}" cy="{y(eager):.1f}" r="5">'
+                     f"<title>PyTorch eager: {duration(eager)}</title></circle></g>")
+        for point, place in zip(group, places):
+            height = y(point.seconds)
+            parts.append(
+                f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
+                f"<title>{escape(point.label)}: {duration(point.seconds)}</title></circle>"
+                f'<line class="whisker" x1="{middle + 7:.1f}" y1="{height:.1f}" x2="{middle + 15:.1f}" '
+                f'y2="{place:.1f}"/>'
+                f'<text x="{middle + 18:.1f}" y="{place + 4:.1f}">{escape(point.label)}, '
+                f"{duration(point.seconds)}</text></g>")
+    return parts
+
+
+def spread(heights: Sequence[float], least: float = 15.0) -> List[float]:
+    """The same order, but far enough apart to be read. Heights fall."""
+    moved = list(heights)
+    for index in range(1, len(moved)):
+        moved[index] = min(moved[index], moved[index - 1] - least)
+    return moved
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def amount(size: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= 0.9995 * factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
