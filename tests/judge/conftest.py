@@ -70,9 +70,11 @@ HONEST = "x / torch.mean(torch.abs(x), dim=1, keepdim=True)"
 
 def forward(body: str, before: str = "", init: str = "pass") -> str:
     """A candidate with that body of `forward(self, x)`."""
-    return (f"{HEAD}{textwrap.dedent(before)}\nclass ModelNew(nn.Module):\n    def __init__(self, *arguments):\n"
-            f"        super().__init__()\n{textwrap.indent(textwrap.dedent(init), ' ' * 8)}\n"
-            f"    def forward(self, x):\n{textwrap.indent(textwrap.dedent(body), ' ' * 8)}\n")
+    def indented(text: str) -> str:
+        return textwrap.indent(textwrap.dedent(text), " " * 8)
+    return (f"{HEAD}{textwrap.dedent(before)}\nclass ModelNew(nn.Module):\n"
+            f"    def __init__(self, *arguments):\n        super().__init__()\n{indented(init)}\n"
+            f"    def forward(self, x):\n{indented(body)}\n")
 
 
 def why_no_cuda() -> Optional[str]:
@@ -116,7 +118,7 @@ def against(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             for bench in benches.values():
                 bench.close()
             benches.clear()
-            path = folder / f"{reference}.py"
+            path = folder / f"{reference if reference in REFERENCES else 'other'}.py"
             path.write_text(textwrap.dedent(REFERENCES.get(reference, reference)))
             benches[reference] = Bench(str(path), asked, device)
         bench = benches[reference]

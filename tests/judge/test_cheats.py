@@ -1,12 +1,15 @@
-"""Candidates that try to fool the judge. Each is caught, or gains nothing; on a GPU, too, where there is one."""
+"""Candidates that try to fool the judge. Each is caught, or gains nothing; on a GPU, too, if there is one."""
 
 import os
 import textwrap
 import time
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import pytest
 from conftest import HONEST, Judge, forward
-from onepass.judge.devices import Device
+from onepass.judge import right
+from onepass.judge.bench import Bench, Case
+from onepass.judge.process import Worker
 from onepass.judge.verdict import Judgement
 
 SUCCESS = ("accepted", "good", "at the limit")
@@ -89,7 +92,7 @@ def test_returns_the_same_memory_every_time(against: Judge) -> None:
     assert judgement.verdict == "wrong" and "overwrites" in judgement.reason
 
 
-def test_says_that_it_is_done_and_computes_on(against: Judge, device: Device) -> None:
+def test_says_that_it_is_done_and_computes_on(against: Judge) -> None:
     """A thread makes the result after the call has returned. On a GPU the same with kernels, below."""
     judgement = against("rows", forward(f"""
         y = torch.empty_like(x)
@@ -119,7 +122,7 @@ def test_answers_for_its_runner(against: Judge) -> None:
 
 
 def test_computes_before_the_clock_runs(against: Judge) -> None:
-    """A thread watches the inputs' memory and has the result ready when the call comes. It would, if it were not
+    """A thread watches the inputs' memory and would have the result ready when the call comes, if it were not
     stopped while inputs are filled in: a call takes its 20 ms all the same."""
     judgement = against("rows", forward(f"""
         key = x.data_ptr()
@@ -172,7 +175,7 @@ def test_computes_with_the_bits_of_tensor_cores(against: Judge) -> None:
         x = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         return {HONEST}
         """), tolerance=2e-2)
-    assert judgement.verdict == "cheating" and "tf32" in judgement.reason or "fp16" in judgement.reason
+    assert judgement.verdict == "cheating" and "inputs rounded to tf32" in judgement.reason, judgement
 
 
 def test_returns_a_rounded_result(against: Judge) -> None:
@@ -268,23 +271,22 @@ def test_patches(against: Judge, what: str) -> None:
 
 
 def test_patches_and_is_wrong(against: Judge) -> None:
-    judgement = against("rows", forward("return x * 1.01", before=PATCHES["comparisons"] + PATCHES["the judge"]))
+    patches = PATCHES["comparisons"] + PATCHES["the judge"]
+    judgement = against("rows", forward("return x * 1.01", before=patches))
     assert judgement.verdict == "wrong", judgement
 
 
-def test_wastes_time_when_nobody_should_count_it(against: Judge) -> None:
-    """A slope between short and long batches would be fooled by who is slow in the short ones."""
+def test_wastes_time_where_it_might_not_count(against: Judge) -> None:
+    """Slow in the first call of a batch. Who takes the slope between short and long batches, or the cost of an
+    empty one from the candidate, subtracts that."""
     judgement = against("rows", forward(f"""
-        if len(self.runner().kept) == 0:
-            time.sleep(0.004)
+        if len(self.runner.kept) == 0:
+            time.sleep(0.05)
         return {HONEST}
         """, before="""
-        import gc, time
-        from onepass.judge.worker import Runner
-
-        def find():
-            return next(each for each in gc.get_objects() if isinstance(each, Runner))
-        """, init="self.runner = find").replace("self.runner().kept", "self.runner().kept"))
+        import gc, sys, time
+        Runner = sys.modules["__main__"].Runner
+        """, init="self.runner = next(each for each in gc.get_objects() if isinstance(each, Runner))"))
     assert judgement.verdict == "slower", judgement
 
 
@@ -329,30 +331,42 @@ def test_reaches_for_the_judge(against: Judge, way: str) -> None:
     assert judgement.verdict == "cheating", judgement
 
 
-def test_there_is_no_answer_to_be_read(against: Judge, device: Device) -> None:
-    """Not even for root with a debugger: when a candidate runs, the reference has not been asked yet."""
-    asked = []
-    from onepass.judge.process import Worker
-    plain = Worker.ask
+def test_there_is_no_answer_to_be_read(against: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for root with a debugger: nobody asks the reference about an input before the candidate's own
+    result has been read, and inputs are never used again."""
+    log: List[Tuple[str, Any]] = []
+    ask, read, fill = Worker.ask, right.read_results, Bench.fill
 
-    def watched(self: Worker, request: dict, seconds: float = None) -> dict:  # noqa: RUF013
-        asked.append((self.role, request["do"], request.get("model"), str(request.get("seed"))))
-        return plain(self, request, seconds)
+    def watched_ask(self: Worker, request: Dict[str, Any], seconds: Optional[float] = None) -> Dict[str, Any]:
+        if request["do"] in ("answer", "compile"):
+            log.append(("answer", request.get("seed")))
+        return ask(self, request, seconds)
 
-    Worker.ask = watched
-    try:
-        against("rows", forward(f"return {HONEST}"))
-    finally:
-        Worker.ask = plain
-    runs = [index for index, each in enumerate(asked) if each[:2] == ("candidate", "run")]
-    answers = [index for index, each in enumerate(asked) if each[:2] == ("reference", "answer")]
-    fills = [index for index, each in enumerate(asked) if each[:2] == ("reference", "fill")]
-    assert runs and answers
-    for answer in answers:
-        # Between the last filling in of inputs and the question for their answer, the candidate has run.
-        filled = max(index for index in fills if index < answer)
-        assert any(filled < run < answer for run in runs) or asked[answer - 1][1] != "fill"
-    assert not any(role == "candidate" and do == "answer" for role, do, _, _ in asked)
+    def watched_read(bench: Bench, *arguments: Any) -> Any:
+        log.append(("read", None))
+        return read(bench, *arguments)
+
+    def watched_fill(self: Bench, cases: Sequence[Case]) -> None:
+        log.append(("fill", [(case.seed, case.kind, case.change) for case in cases]))
+        fill(self, cases)
+
+    monkeypatch.setattr(Worker, "ask", watched_ask)
+    monkeypatch.setattr(right, "read_results", watched_read)
+    monkeypatch.setattr(Bench, "fill", watched_fill)
+    against("rows", forward(f"return {HONEST}"))
+    filled: Set[Any] = set()
+    was_read = False
+    for what, about in log:
+        if what == "fill":
+            fresh = {each for each in about}
+            assert not fresh & filled
+            filled |= fresh
+            was_read = False
+        elif what == "read":
+            was_read = True
+        else:
+            assert was_read, "the answer was asked for before the candidate's result had been read"
+    assert sum(what == "answer" for what, _ in log) > 10
 
 
 FORK = {
@@ -393,7 +407,7 @@ def test_ends_early(against: Judge, how: str) -> None:
 
 
 def test_ends_early_while_it_is_imported(against: Judge) -> None:
-    judgement = against("rows", "print('Verdict: accepted')\nimport os\nos._exit(0)\n")
+    judgement = against("rows", "print('Verdict: accepted', flush=True)\nimport os\nos._exit(0)\n")
     assert judgement.verdict == "broken" and "status 0" in judgement.reason
     assert "Verdict: accepted" in judgement.details["tail"]
 

@@ -6,7 +6,7 @@ A bench is set up once for a reference and serves any number of candidates, one 
 import os
 import random
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .devices import Device, Peek
 from .memory import Spec, layout_of
@@ -169,9 +169,16 @@ class Bench:
             {"slot": slot, "seed": case.seed, "kind": case.kind, "change": case.change}
             for slot, case in enumerate(cases)]})
 
-    def release(self, worker: Worker, poison: bool, collect: bool = False) -> None:
+    def release(self, worker: Worker, poison: bool) -> None:
         sizes = [spec.room for spec in [*self.results, *self.gradients]] * 2 if poison else []
-        worker.ask({"do": "release", "poison": sizes, "collect": collect})
+        worker.ask({"do": "release", "poison": sizes})
+
+    def trimmed(self, worker: Worker) -> Tuple[int, int]:
+        """Bytes that a worker has when it has given back what it could, as seen from outside; and what its
+        allocator says it holds, which is finer but an account of its own."""
+        self.device.forget()
+        reply = worker.ask({"do": "trim"})
+        return self.device.used(worker), int(reply.get("held") or 0)
 
     def request(self, model: str, slots: Sequence[int], layout: str = "0", **more: Any) -> Dict[str, Any]:
         backward = self.options.backward and layout != RAW and model != "idle"

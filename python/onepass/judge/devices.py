@@ -55,6 +55,9 @@ class Device:
         """Bytes that inputs and results of a timed batch may take."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Lets go of other processes' memory; what is needed again is opened again."""
+
     def close(self) -> None:
         pass
 
@@ -238,7 +241,6 @@ class Cuda(Device):
         torch.cuda.empty_cache()
 
     def forget(self) -> None:
-        """After a worker has ended: what was opened of it."""
         torch.cuda.synchronize()
         self.driver.close_all()
 

@@ -26,7 +26,7 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUD
                   "CUDA_DEVICE_ORDER", "VIRTUAL_ENV", "CC", "CXX", "TORCH_CUDA_ARCH_LIST", "SYSTEMROOT")
 MOST_LINE = 1 << 20
 POLL = 0.02
-TAIL_LINES = 12
+TAIL_LINES = 24
 
 
 class Failure(Exception):
@@ -58,6 +58,7 @@ def clean_environment(sandbox: str, extra: Dict[str, str]) -> Dict[str, str]:
     return {
         **kept, **inside, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUSERBASE": site.getuserbase(),
         "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
         # Memory that is freed stays mapped: a call's time is not that of the kernel clearing pages, and what
         # a result is made of has been poisoned.
         "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from .advice import Measured, advise
 from .bench import Bench, Case
@@ -18,7 +18,7 @@ __all__ = ["Trial", "judge_candidate"]
 
 LEAK_CALLS = {False: 1000, True: 100}
 LEAK_SECONDS = 15.0
-LEAK_LEAST = {"cpu": 4 << 20, "cuda": 40 << 20}  # bytes of growth below which an allocator's habits may do it
+LEAK_LEAST = {"cpu": 1 << 20, "cuda": 8 << 20}  # bytes in 1000 calls below which an allocator's habits may do it
 
 Say = Callable[[str], None]
 
@@ -167,9 +167,7 @@ class Trial:
         bench.fill([Case("fresh", bench.new_seed())])
         if bench.device.kind == "cuda":
             return int(worker.ask({"do": "peak", "model": "candidate", "layout": "0"})["extra"])
-        # With a small heap, so that memory it kept from before is not taken for free.
-        worker.ask({"do": "trim"})
-        before = bench.device.used(worker)
+        before, _ = bench.trimmed(worker)
         if not reset_peak(worker.pid):
             return None
         bench.run(worker, bench.request("candidate", [0]))
@@ -194,16 +192,15 @@ class Trial:
         request = {"do": "repeat", "model": "candidate", "layout": str(batch), "slots": slots,
                    "backward": options.backward, "count": max(1, count // 10)}
         worker.ask(request)
-        levels = [bench.device.used(worker)]
-        for _ in range(2):
-            worker.ask({**request, "count": count // 2})
-            levels.append(bench.device.used(worker))
-        grown = levels[2] - levels[0]
-        halves = (levels[1] - levels[0], levels[2] - levels[1])
-        if grown > LEAK_LEAST[bench.device.kind] * count / 1000 + (1 << 20) and min(halves) > 0.25 * grown:
+        levels = [bench.trimmed(worker)]
+        for _ in range(4):
+            worker.ask({**request, "count": max(1, count // 4)})
+            levels.append(bench.trimmed(worker))
+        grown = max(steady_growth([seen for seen, _ in levels]), steady_growth([held for _, held in levels]))
+        if grown > LEAK_LEAST[bench.device.kind] * count / 1000:
             raise Failure("leak", f"its memory grows by {grown / count / 1024:.1f} KiB a call "
                           f"({grown / 2**20:.1f} MiB in {count} calls)", worker.tail())
-        return {"growth_per_call": max(0, grown) / count, "calls": count}
+        return {"growth_per_call": grown / count, "calls": count}
 
     # Advice
 
@@ -229,10 +226,15 @@ class Trial:
             return []
         self.evidence.extend(self.worker.evidence)
         left = self.bench.stop(self.worker)
-        if hasattr(self.bench.device, "forget"):
-            # What the reference has shared is opened again when it is needed.
-            self.bench.device.forget()
+        self.bench.device.forget()
         return left
+
+
+def steady_growth(levels: Sequence[int]) -> int:
+    """Of a quantity that was looked at five times: what it grows in all, by its later half, if it grows there
+    every time. Caches fill up in the beginning and stop."""
+    later = [after - before for before, after in zip(levels[2:], levels[3:])]
+    return 2 * sum(later) if min(later) > 0.3 * max(later) > 0 else 0
 
 
 def reset_peak(pid: int) -> bool:

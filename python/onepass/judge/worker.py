@@ -21,6 +21,13 @@ from .guard import die_with_parent, hide, lower_oom_score, restrain
 LARGEST_FILE = 4 << 30
 
 
+class AllocatorState(ctypes.Structure):
+    """The C library's struct mallinfo2, of which one field is wanted."""
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "in_use", "fordblks",
+                 "keepcost")]
+
+
 def confine(options: Dict[str, Any]) -> List[str]:
     """Before anything of anybody else's runs."""
     die_with_parent()
@@ -122,18 +129,22 @@ class Runner:
                       for size in request["poison"]]
             self.synchronize()
             del blocks
-        if request.get("collect"):
-            gc.collect()
-            if self.driver:
-                torch.cuda.empty_cache()
-                self.driver.exported.clear()
         return {}
 
     def do_trim(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Gives free memory back, so that what a call takes can be seen from outside."""
+        """Gives free memory back, so that what is held can be seen from outside; and how much the allocator
+        itself says is held, to the byte."""
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        return {}
+        if self.driver:
+            self.torch.cuda.empty_cache()
+            self.driver.exported.clear()
+            return {"held": self.torch.cuda.memory_allocated()}
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        if not hasattr(libc, "mallinfo2"):
+            return {"held": 0}
+        libc.mallinfo2.restype = AllocatorState
+        return {"held": libc.mallinfo2().in_use}
 
     def do_run(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """The calls that are timed and checked: a model on the inputs of each slot, results kept."""
