@@ -2,7 +2,7 @@
 
 import html
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 __all__ = ["Bar", "Point", "roofline", "speedups"]
 
@@ -22,6 +22,7 @@ class Bar(NamedTuple):
 
 
 class Point(NamedTuple):
+    task: str
     label: str
     kind: str
     bytes: int
@@ -44,7 +45,7 @@ def number(value: float) -> str:
 
 def speedups(bars: Sequence[Bar]) -> str:
     """From 1, to the right if faster, to the left if slower."""
-    left, right, row, gap, top = 190, 130, 24, 16, 26
+    left, right, row, gap, top = 170, 96, 24, 16, 26
     least = min(0.5, *(bar.low for bar in bars), *(bar.over_compile or 1.0 for bar in bars))
     most = max(4.0, *(bar.high for bar in bars), *(bar.over_compile or 1.0 for bar in bars))
     low, high = math.log(max(least, 1e-3) * 0.92), math.log(most * 1.08)
@@ -85,13 +86,10 @@ def one_bar(bar: Bar, x: Scale, y: float) -> str:
     start, width = min(one, end), max(abs(end - one), 1.5)
     middle = y + 9
     low, high = x(bar.low), x(bar.high)
-    text_at = max(end, high, one) + 9
     ring = ""
     if bar.over_compile:
-        at = x(bar.over_compile)
-        ring = (f'<circle class="hollow" cx="{at:.1f}" cy="{middle}" r="4.5"><title>'
+        ring = (f'<circle class="ring" cx="{x(bar.over_compile):.1f}" cy="{middle}" r="4.5"><title>'
                 f"{number(bar.over_compile)}× over torch.compile</title></circle>")
-        text_at = max(text_at, at + 11)
     return (f'<g class="{bar.kind}"><text x="14" y="{y + 13}">{escape(bar.label)}</text>'
             f'<rect class="shape" x="{start:.1f}" y="{y + 1}" width="{width:.1f}" height="16" rx="2.5">'
             f"<title>{escape(bar.group)} {escape(bar.label)}: {number(bar.value)}× "
@@ -99,8 +97,8 @@ def one_bar(bar: Bar, x: Scale, y: float) -> str:
             f'<line class="whisker" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
             f'<line class="whisker" x1="{low:.1f}" y1="{middle - 3}" x2="{low:.1f}" y2="{middle + 3}"/>'
             f'<line class="whisker" x1="{high:.1f}" y1="{middle - 3}" x2="{high:.1f}" y2="{middle + 3}"/>{ring}'
-            f'<text x="{text_at:.1f}" y="{y + 13}" font-weight="600">{number(bar.value)}× '
-            f"{bar.sign}</text></g>")
+            f'<text x="{WIDTH - 34}" y="{y + 13}" text-anchor="end" font-weight="600">{number(bar.value)}×</text>'
+            f'<text class="sign" x="{WIDTH - 18}" y="{y + 13}" text-anchor="middle">{bar.sign}</text></g>')
 
 
 def roofline(points: Sequence[Point], copy_speed: float) -> str:
@@ -138,38 +136,42 @@ def roofline(points: Sequence[Point], copy_speed: float) -> str:
 
 
 def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
-    """Points of one size stand side by side, and their names below each other to the right of them."""
+    """From PyTorch down to the candidates of each task, with their names where there is room."""
     parts: List[str] = []
-    by_size: Dict[int, List[Point]] = {}
+    placed: List[Tuple[float, float, float]] = []  # left, right and height of names
+    tasks: Dict[str, List[Point]] = {}
     for point in points:
-        by_size.setdefault(point.bytes, []).append(point)
-    for size, group in sorted(by_size.items()):
-        group.sort(key=lambda point: point.seconds)
-        places = spread([y(point.seconds) for point in group])
-        middle = x(size)
-        eager = sorted(point.eager for point in group)[len(group) // 2]
+        tasks.setdefault(point.task, []).append(point)
+    for task, group in tasks.items():
+        middle, eager = x(group[0].bytes), sorted(point.eager for point in group)[len(group) // 2]
+        fastest = min(point.seconds for point in group)
         parts.append(f'<line class="mark" x1="{middle:.1f}" y1="{y(eager):.1f}" x2="{middle:.1f}" '
-                     f'y2="{y(group[0].seconds):.1f}"/>'
-                     f'<g class="skipped"><circle class="hollow" cx="{middle:.1f}" cy="{y(eager):.1f}" r="5">'
-                     f"<title>PyTorch eager: {duration(eager)}</title></circle></g>")
-        for point, place in zip(group, places):
-            height = y(point.seconds)
-            parts.append(
-                f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
-                f"<title>{escape(point.label)}: {duration(point.seconds)}</title></circle>"
-                f'<line class="whisker" x1="{middle + 7:.1f}" y1="{height:.1f}" x2="{middle + 15:.1f}" '
-                f'y2="{place:.1f}"/>'
-                f'<text x="{middle + 18:.1f}" y="{place + 4:.1f}">{escape(point.label)}, '
-                f"{duration(point.seconds)}</text></g>")
+                     f'y2="{y(fastest):.1f}"/><g class="skipped"><circle class="hollow" cx="{middle:.1f}" '
+                     f'cy="{y(eager):.1f}" r="5"><title>{escape(task)} in PyTorch eager: {duration(eager)}</title>'
+                     "</circle></g>")
+    for point in sorted(points, key=lambda each: each.seconds):
+        middle, height = x(point.bytes), y(point.seconds)
+        text = f"{point.task} · {point.label}, {duration(point.seconds)}"
+        left = middle + 18
+        right = left + 6.6 * len(text)
+        place = free_height(height, left, right, placed)
+        placed.append((left, right, place))
+        parts.append(
+            f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
+            f"<title>{escape(text)}</title></circle>"
+            f'<line class="whisker" x1="{middle + 7:.1f}" y1="{height:.1f}" x2="{middle + 15:.1f}" y2="{place:.1f}"/>'
+            f'<text x="{left:.1f}" y="{place + 4:.1f}">{escape(text)}</text></g>')
     return parts
 
 
-def spread(heights: Sequence[float], least: float = 15.0) -> List[float]:
-    """The same order, but far enough apart to be read. Heights fall."""
-    moved = list(heights)
-    for index in range(1, len(moved)):
-        moved[index] = min(moved[index], moved[index - 1] - least)
-    return moved
+def free_height(wanted: float, left: float, right: float, placed: Sequence[Tuple[float, float, float]]) -> float:
+    """The nearest one at which a name meets no other."""
+    for step in range(40):
+        for place in (wanted - 4.0 * step, wanted + 4.0 * step):
+            if all(right < other_left or left > other_right or abs(place - height) >= 14.0
+                   for other_left, other_right, height in placed):
+                return place
+    return wanted
 
 
 def duration(seconds: float) -> str:

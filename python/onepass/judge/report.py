@@ -29,7 +29,7 @@ def write_report(path: str, judgements: Sequence[Judgement], title: str) -> None
 def public(judgement: Judgement) -> Dict[str, Any]:
     """Without the folders of the machine it ran on."""
     line = judgement.to_json()
-    line["reference"], line["candidate"] = name_of(judgement.reference), label_of(judgement)
+    line["reference"], line["candidate"] = name_of(judgement.reference), short_label(judgement)
     return line
 
 
@@ -38,15 +38,14 @@ def name_of(path: str) -> str:
 
 
 def label_of(judgement: Judgement) -> str:
-    if judgement.candidate == judgement.reference:
-        return f"{name_of(judgement.reference)} (in the reference's file)"
-    folder = os.path.basename(os.path.dirname(judgement.candidate))
-    return f"{folder}/{name_of(judgement.candidate)}" if folder == name_of(judgement.reference) \
-        else name_of(judgement.candidate)
+    return f"{name_of(judgement.reference)} · {short_label(judgement)}"
 
 
 def short_label(judgement: Judgement) -> str:
-    return "onepass" if judgement.candidate == judgement.reference else name_of(judgement.candidate)
+    """Its file's name; of a ModelNew in the reference's own file, what it is made with."""
+    if judgement.candidate != judgement.reference:
+        return name_of(judgement.candidate)
+    return str(judgement.details.get("made_with", "ModelNew"))
 
 
 def get(details: Dict[str, Any], *path: str) -> Optional[float]:
@@ -132,6 +131,7 @@ svg .grid{stroke:var(--grid);stroke-width:1}svg .axis{stroke:var(--soft);stroke-
 svg .mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:3 3}
 svg .copy{stroke:var(--limit);stroke-width:1.75}
 svg .shape{fill:currentColor}
+svg .ring{fill:var(--panel);stroke:var(--ink);stroke-width:1.5}svg text.sign{fill:currentColor}
 svg .hollow{fill:var(--panel);stroke:currentColor;stroke-width:2}
 svg .whisker{stroke:var(--ink);stroke-width:1.25;opacity:.75}
 details{border-bottom:1px solid var(--line);padding:10px 0}
@@ -229,7 +229,7 @@ def roofline_section(measured: Sequence[Judgement]) -> str:
         d = j.details
         speed_of_copy = d["limit"]["copy_gb_s"] * 1e9
         lines.append(speed_of_copy)
-        points.append(Point(f"{name_of(j.reference)} · {short_label(j)}", css_class(j.verdict), d["limit"]["bytes"],
+        points.append(Point(name_of(j.reference), short_label(j), css_class(j.verdict), d["limit"]["bytes"],
                             d["time"]["candidate_ms"]["median"] / 1e3, d["time"]["eager_ms"]["median"] / 1e3))
     copy = sorted(lines)[len(lines) // 2]
     return ('<h2>How far from the limit</h2><p class="caption">Time of a call against the bytes that must move. The '

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from .advice import Measured, advise
 from .bench import Bench, Case
@@ -11,6 +11,7 @@ from .limits import distance
 from .operators import forbidden
 from .process import Failure, Limits, Worker
 from .right import CheatFound, WrongFound, cases_for, check, check_order, check_two
+from .source import classes_of
 from .timing import Race, Times, prepare_compiled
 from .verdict import Judgement, grade, near_thresholds
 
@@ -61,6 +62,8 @@ class Trial:
         self.notes: List[str] = list(bench.notes)
         self.details: Dict[str, Any] = {"device": {"kind": bench.device.kind, "name": bench.device.name},
                                         "seed": bench.options.seed, "notes": self.notes}
+        if "onepass" in names_in(self.path):
+            self.details["made_with"] = "onepass"
 
     def run(self) -> Any:
         options, bench = self.bench.options, self.bench
@@ -235,6 +238,13 @@ def steady_growth(levels: Sequence[int]) -> int:
     every time. Caches fill up in the beginning and stop."""
     later = [after - before for before, after in zip(levels[2:], levels[3:])]
     return 2 * sum(later) if min(later) > 0.3 * max(later) > 0 else 0
+
+
+def names_in(path: str) -> Set[str]:
+    try:
+        return classes_of(path)
+    except (OSError, SyntaxError, ValueError):
+        return set()
 
 
 def reset_peak(pid: int) -> bool:
