@@ -8,7 +8,8 @@ import random
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .devices import Device, Peek
+from .devices import Device, Elements, Peek
+from .guard import show
 from .memory import Spec, layout_of
 from .process import Failure, Limits, Worker
 from .wire import Place
@@ -54,6 +55,8 @@ class Timed(NamedTuple):
     seconds: float
     places: List[Place]
     peek: Peek
+    elements: Elements  # that were looked for
+    disturbed: bool  # the judge had to open memory while the clock ran
     hint: Dict[str, Any]  # what the worker says of it
 
 
@@ -64,13 +67,30 @@ class Bench:
         self.path, self.options, self.device = os.path.abspath(path), options, device
         self.workers: List[Worker] = []
         self.secret = random.Random(options.seed)
+        self.slots = self.slot_bytes = 0
         limits = Limits(options.build_timeout, options.build_timeout, float("inf"), options.memory)
-        self.reference = self.start("reference", self.path, limits, 0)
-        try:
-            self.set_up()
-        except BaseException:
-            self.close()
-            raise
+        self.notes: List[str] = []
+        # Whether a GPU's memory can be shared with a process that is hidden or restrained is the driver's business.
+        for guarded in (True, False) if device.kind == "cuda" else (True,):
+            self.guarded = guarded
+            try:
+                self.reference = self.start("reference", self.path, limits, 0)
+                self.set_up()
+                return
+            except Failure as failure:
+                self.close()
+                self.device.forget()
+                if not guarded or device.kind != "cuda":
+                    raise
+                self.weaken(failure)
+            except BaseException:
+                self.close()
+                raise
+
+    def weaken(self, failure: Failure) -> None:
+        self.guarded = False
+        show()
+        self.notes.append(f"weaker guards: sharing the GPU's memory failed with them ({failure.reason[:120]})")
 
     def start(self, role: str, path: str, limits: Limits, arguments: int,
               environment: Optional[Dict[str, str]] = None) -> Worker:
@@ -79,7 +99,7 @@ class Bench:
             return {worker.pid for worker in self.workers}
         protected = [os.getpid(), *siblings()]
         worker = Worker(role, {"path": path, "device": self.device.kind, "threads": self.options.threads,
-                               "protected": protected, "arguments": arguments},
+                               "protected": protected, "arguments": arguments, "guarded": self.guarded},
                         limits, self.device.descriptors(), lambda: siblings() - {worker.pid},
                         {**(environment or {}), "OMP_NUM_THREADS": str(self.options.threads)})
         self.workers.append(worker)
@@ -88,6 +108,20 @@ class Bench:
         worker.open_memory()
         worker.freeze()
         worker.ask({"do": "hello"})
+        worker.shared_bytes = self.slots * self.slot_bytes
+        return worker
+
+    def start_candidate(self, path: str, limits: Limits, environment: Dict[str, str]) -> Worker:
+        """Ready, and with the inputs' memory open, before anything of the candidate's runs."""
+        worker = self.start("candidate", path, limits, self.inputs, environment)
+        try:
+            worker.ask(self.arena)
+        except Failure as failure:
+            self.stop(worker)
+            if not self.guarded or self.device.kind != "cuda":
+                raise
+            self.weaken(failure)
+            return self.start_candidate(path, limits, environment)
         return worker
 
     def stop(self, worker: Worker) -> List[str]:
@@ -115,7 +149,6 @@ class Bench:
         self.gradients = [Spec(tuple(s), tuple(t), d) for s, t, d in about["gradients"]]
         self.batches: List[int] = about["batches"]
         self.needed = float(about["needed"])
-        self.notes: List[str] = []
         if not about["varies"]:
             self.notes.append("get_inputs gives the same values whatever the seed; noise was added to them")
         specs = [Spec(tuple(a["shape"]), tuple(a["strides"]), a["dtype"])
@@ -132,17 +165,17 @@ class Bench:
         per_call = self.slot_bytes + self.output_bytes
         self.slots = max(2, min(MOST_CALLS, self.device.room() // max(1, per_call)))
         self.arena = self.device.arena(self.slots * self.slot_bytes)
-        self.introduce(worker)
-        worker.ask({"do": "contenders"})
-
-    def introduce(self, worker: Worker) -> None:
-        """Tells a worker where inputs are, and how they lie."""
         worker.shared_bytes = self.slots * self.slot_bytes
         worker.ask(self.arena)
-        worker.ask(self.layout(RAW, [{"shape": [self.bytes // 8], "strides": [1], "dtype": 0, "offset": 0}]))
         self.lay_out(worker)
+        worker.ask({"do": "contenders"})
+        for place in self.run(worker, self.request("idle", [0])):
+            self.device.read(worker, place)
+        self.tidy()
 
     def lay_out(self, worker: Worker) -> None:
+        """Tells a worker how inputs lie in the memory it shares."""
+        worker.ask(self.layout(RAW, [{"shape": [self.bytes // 8], "strides": [1], "dtype": 0, "offset": 0}]))
         for batch in (0, *self.batches):
             arguments = [{**a, "shape": [batch, *a["shape"][1:]]} if batch and "shape" in a else a
                          for a in self.arguments]
@@ -180,6 +213,11 @@ class Bench:
         reply = worker.ask({"do": "trim"})
         return self.device.used(worker), int(reply.get("held") or 0)
 
+    def tidy(self) -> None:
+        """On a GPU: gives back what the judge and the reference do not need, for there is only one memory."""
+        if self.device.kind == "cuda":
+            self.trimmed(self.reference)
+
     def request(self, model: str, slots: Sequence[int], layout: str = "0", **more: Any) -> Dict[str, Any]:
         backward = self.options.backward and layout != RAW and model != "idle"
         return {"do": "run", "model": model, "layout": layout, "slots": list(slots), "backward": backward,
@@ -196,18 +234,19 @@ class Bench:
         calls = len(request["slots"]) if look else 0
         watched = set(random.SystemRandom().sample(range(calls), min(calls, 2)))
         elements = self.device.choose_elements(self.expected(0))
-        limit = worker.limits.call
+        opened = self.device.opened
         worker.send(request)
         start = time.perf_counter()
         worker.thaw()
         try:
-            hint = worker.wait(limit)
+            hint = worker.wait(worker.limits.call)
             places = read_table(worker) if self.device.kind == "cuda" else []
             peek = self.device.peek(worker, sorted(watched), places, elements)
             seconds = time.perf_counter() - start
         finally:
             worker.freeze()
-        return Timed(seconds, places or read_table(worker), peek, hint)
+        disturbed = self.device.opened != opened
+        return Timed(seconds, places or read_table(worker), peek, elements, disturbed, hint)
 
 
 def read_table(worker: Worker) -> List[Place]:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import random
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -15,6 +14,7 @@ __all__ = ["Cpu", "Cuda", "Device", "open_device"]
 
 ARENA_MOST = 1 << 42  # of address space; only what is written to takes memory
 SAMPLES = 4096
+LEAST_FREE = 1 << 30  # bytes on a GPU
 
 
 class Device:
@@ -23,6 +23,7 @@ class Device:
     name: str
     clock_noise: float  # seconds by which two equal batches may differ
     least_batch: float  # seconds that a timed batch should take
+    opened = 0  # allocations of other processes that had to be opened so far
 
     def descriptors(self) -> Dict[str, int]:
         return {}
@@ -51,6 +52,10 @@ class Device:
     def used(self, worker: Worker) -> int:
         raise NotImplementedError
 
+    def over_limit(self) -> int:
+        """Bytes of the device's memory that a candidate has too many."""
+        return 0
+
     def room(self) -> int:
         """Bytes that inputs and results of a timed batch may take."""
         raise NotImplementedError
@@ -62,10 +67,10 @@ class Device:
         pass
 
 
-# For each part of a result: its shape, numbers of elements, and the same as one index an axis.
-Elements = List[Tuple[Tuple[int, ...], torch.Tensor, Tuple[torch.Tensor, ...]]]
-# By (call, part): numbers of elements, and what was there.
-Peek = Dict[Tuple[int, int], Tuple[torch.Tensor, torch.Tensor]]
+# For each part of a result: its shape, and some of its elements as one index an axis.
+Elements = List[Tuple[Tuple[int, ...], Tuple[torch.Tensor, ...]]]
+# By (call, part): what was there.
+Peek = Dict[Tuple[int, int], torch.Tensor]
 
 
 def total_memory() -> int:
@@ -157,11 +162,11 @@ class Cuda(Device):
         self.source = torch.zeros(max(256 << 20, 3 * cache) // 4, device=self.device)
         self.target = torch.zeros_like(self.source)
         self.memory: Optional[torch.Tensor] = None
-        self.opened_new = 0  # allocations that had to be opened while the clock ran
+        self.secret = torch.Generator(device=self.device)
+        self.secret.seed()
         for _ in range(3):
             self.flush()
         self.quiet_flush = min(self.flush() for _ in range(5))
-        self.generator = random.SystemRandom()
         self.before = torch.cuda.mem_get_info(0)[0]
 
     def arena(self, size: int) -> Dict[str, Any]:
@@ -181,7 +186,7 @@ class Cuda(Device):
             _, size = self.driver.allocation_of(opened)
         except OSError as error:
             raise Failure("protocol", f"its result cannot be opened: {error}", worker.tail()) from None
-        self.opened_new += new
+        self.opened += new
         offset = place.address - place.base
         if offset < 0 or offset + place.bytes > size:
             raise Failure("protocol", "its result lies outside of its memory", worker.tail(), cheats=True)
@@ -209,12 +214,12 @@ class Cuda(Device):
         chosen: Elements = []
         for spec in specs:
             count = max(1, math.prod(spec.shape))
-            where = torch.randint(count, (SAMPLES,), device=self.device)
-            coordinates, rest = [], where
+            coordinates, rest = [], torch.randint(count, (SAMPLES,), device=self.device,
+                                                      generator=self.secret)
             for size in reversed(spec.shape):
                 coordinates.append(rest % max(1, size))
                 rest = torch.div(rest, max(1, size), rounding_mode="floor")
-            chosen.append((spec.shape, where, tuple(reversed(coordinates))))
+            chosen.append((spec.shape, tuple(reversed(coordinates))))
         torch.cuda.synchronize()
         return chosen
 
@@ -224,13 +229,17 @@ class Cuda(Device):
         for place in places:
             if place.call not in calls or not 0 <= place.part < len(elements) or not place.handle:
                 continue
-            shape, where, coordinates = elements[place.part]
+            shape, coordinates = elements[place.part]
             if place.shape == shape and place.dtype >= 0 and place.bytes and shape:
-                found[(place.call, place.part)] = (where, self.view(worker, place)[coordinates].cpu())
+                found[(place.call, place.part)] = self.view(worker, place)[coordinates].cpu()
         return found
 
     def used(self, worker: Worker) -> int:
         return own_memory(worker.pid, 0) + max(0, self.before - torch.cuda.mem_get_info(0)[0])
+
+    def over_limit(self) -> int:
+        """Bytes that are missing where the judge itself needs some."""
+        return max(0, LEAST_FREE - torch.cuda.mem_get_info(0)[0])
 
     def room(self) -> int:
         return int(torch.cuda.mem_get_info(0)[0] * 0.35)
@@ -243,6 +252,7 @@ class Cuda(Device):
     def forget(self) -> None:
         torch.cuda.synchronize()
         self.driver.close_all()
+        torch.cuda.empty_cache()
 
 
 def open_device(kind: str, threads: int) -> Device:

@@ -14,7 +14,7 @@ import signal
 import struct
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-__all__ = ["adopt_orphans", "die_with_parent", "hide", "lower_oom_score", "restrain"]
+__all__ = ["adopt_orphans", "die_with_parent", "hide", "lower_oom_score", "restrain", "show"]
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
@@ -48,6 +48,11 @@ def hide() -> bool:
     return prctl(PR_SET_DUMPABLE, 0)
 
 
+def show() -> bool:
+    """Undoes hide."""
+    return prctl(PR_SET_DUMPABLE, 1)
+
+
 def adopt_orphans() -> bool:
     """Whoever is left behind by a child becomes a child of this process, and is found."""
     return prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -57,12 +62,14 @@ def die_with_parent() -> bool:
     return prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def restrain(protected: Sequence[int]) -> List[str]:
+def restrain(protected: Sequence[int], fully: bool) -> List[str]:
     """Of the calling process and all it will start: no capabilities, no new ones, and an end at once for
     tracing any process or signalling a protected one. Returns the guards that hold."""
     held = []
     if prctl(PR_SET_NO_NEW_PRIVS, 1):
         held.append("no_new_privileges")
+    if not fully:
+        return held
     if drop_capabilities():
         held.append("no_capabilities")
     if held and held[0] == "no_new_privileges" and filter_system_calls(protected):

@@ -30,18 +30,19 @@ TAIL_LINES = 24
 
 
 class Failure(Exception):
-    """A worker that did not do what was asked. `kind` is one of exception, compile, crash, exit, hang,
-    memory, protocol; `cheats` if that is evidence of a try to fool the judge."""
+    """A worker that did not do what was asked, by its `role`. `kind` is one of exception, compile, crash, exit,
+    hang, memory, leak, protocol; `cheats` if that is evidence of a try to fool the judge."""
 
     def __init__(self, kind: str, reason: str, tail: str = "", cheats: bool = False) -> None:
         super().__init__(reason)
+        self.role = ""
         self.kind, self.reason, self.tail, self.cheats = kind, reason, tail, cheats
 
 
 class Limits(NamedTuple):
     build: float  # seconds: import, construction and the first call
     call: float  # seconds: any later request
-    total: float  # seconds, from the start
+    total: float  # seconds in which it was not frozen
     memory: int  # bytes of its own, all its processes together
 
 
@@ -129,7 +130,8 @@ class Worker:
         self.shared_bytes = 0
         self.evidence: List[str] = []
         self.guards: List[str] = []
-        self.started = time.monotonic()
+        self.thawed = time.monotonic()
+        self.active = 0.0  # seconds, before it was last thawed
         self.buffer = b""
         self.also_stopped: List[int] = []
         self.device_memory: Optional[Callable[[], int]] = None  # bytes over the limit, if it has one
@@ -170,6 +172,7 @@ class Worker:
         if self.frozen or self.process.poll() is not None:
             return
         os.kill(self.pid, signal.SIGSTOP)
+        self.active += time.monotonic() - self.thawed
         self.also_stopped = self.descendants()
         for pid in self.also_stopped:
             signal_quietly(pid, signal.SIGSTOP)
@@ -182,6 +185,7 @@ class Worker:
         for pid in self.also_stopped:
             signal_quietly(pid, signal.SIGCONT)
         self.frozen = False
+        self.thawed = time.monotonic()
         signal_quietly(self.pid, signal.SIGCONT)
 
     # Asking
@@ -203,9 +207,16 @@ class Worker:
 
     def wait(self, seconds: float) -> Dict[str, Any]:
         """The next reply, of a worker that is running. Raises Failure."""
-        now = time.monotonic()
-        give_up = min(now + seconds, self.started + self.limits.total)
-        looked = now
+        try:
+            return self.wait_for_reply(seconds)
+        except Failure as failure:
+            failure.role = self.role
+            raise
+
+    def wait_for_reply(self, seconds: float) -> Dict[str, Any]:
+        left = self.limits.total - self.active
+        give_up = self.thawed + min(seconds, left)
+        looked = time.monotonic()
         while True:
             line, newline, rest = self.buffer.partition(b"\n")
             if newline:
@@ -222,9 +233,8 @@ class Worker:
                 raise self.death()
             if now > give_up:
                 self.kill()
-                whole = " in all" if give_up < looked + seconds and now - self.started > self.limits.total \
-                    else ""
-                raise Failure("hang", f"gave no answer within {seconds:.0f} s{whole}", self.tail())
+                limit = f"{self.limits.total:.0f} s in all" if left < seconds else f"{seconds:.0f} s"
+                raise Failure("hang", f"gave no answer within {limit}", self.tail())
             if now - looked > 0.05:
                 looked = now
                 self.check_memory()

@@ -5,7 +5,7 @@ import os
 import tempfile
 from typing import Any, Callable, Dict, List
 
-__all__ = ["kernels_of"]
+__all__ = ["extra_memory_of", "kernels_of"]
 
 
 def kernels_of(call: Callable[[], Any], device: str) -> List[Dict[str, Any]]:
@@ -20,12 +20,34 @@ def kernels_of(call: Callable[[], Any], device: str) -> List[Dict[str, Any]]:
     if device != "cuda":
         return [{"name": event.key, "device": "cpu", "count": event.count}
                 for event in profiled.key_averages() if not event.key.startswith("[")][:20]
+    kernels = [event for event in events_of(profiled) if event.get("cat") == "kernel"]
+    return [describe(event) for event in kernels[:50]]
+
+
+def extra_memory_of(call: Callable[[], Any], device: str) -> int:
+    """Bytes of PyTorch's allocators that a call takes at most, beyond what its result keeps."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    changes = sorted((event["ts"], int(event["args"]["Bytes"])) for event in events_of(profiled)
+                     if event.get("name") == "[memory]"
+                     and event["args"].get("Device Type") == (1 if device == "cuda" else 0))
+    del result
+    held, most = 0, 0
+    for _, change in changes:
+        held += change
+        most = max(most, held)
+    return most - max(held, 0)
+
+
+def events_of(profiled: Any) -> List[Dict[str, Any]]:
     path = os.path.join(tempfile.gettempdir(), "trace.json")
     profiled.export_chrome_trace(path)
     with open(path) as file:
-        events = json.load(file)["traceEvents"]
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    return [describe(event) for event in kernels[:50]]
+        return json.load(file)["traceEvents"]
 
 
 def describe(event: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,19 +1,28 @@
 """Is the candidate right? One input after the other: run, read, and only then ask for the answer."""
 
+import math
+import random
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from .bench import Bench, Case
+from .bench import Bench, Case, Timed
 from .compare import Comparison, Precision, compare, precision_of
 from .inputs import ADVERSARIAL, NON_FINITE, ONE_CHANGED
 from .memory import Spec
-from .process import Failure, Worker
+from .process import Worker
 from .wire import DTYPES, HERE, PLAIN, Place
 
-__all__ = ["CheatFound", "Checked", "WrongFound", "check", "check_results", "cases_for"]
+__all__ = ["CheatFound", "Checked", "WrongFound", "cases_for", "check", "check_order", "check_results", "check_two"]
 
-PROBE_ROWS = 1 << 22  # elements in which errors are looked at for a pattern, about
+PROBED = 1 << 22  # elements in which errors are looked at for a pattern, about
+CHECKED = 1 << 25  # elements of a timed call's result that are looked at, about
+
+
+class Rows(NamedTuple):
+    """Part of a result whose rows do not depend on each other."""
+    first: int
+    count: int
 
 
 class WrongFound(Exception):
@@ -55,7 +64,10 @@ def check(bench: Bench, worker: Worker, case: Case, first: bool) -> Checked:
     request = bench.request("candidate", [0], str(case.batch))
     places = bench.run(worker, request, worker.limits.build if first else None)
     results = read_results(bench, worker, places, 0, case.batch)
-    return judge_results(bench, case, 0, results, probe=case.kind == "fresh")
+    checked = judge_results(bench, case, 0, results, probe=case.kind == "fresh")
+    del results
+    bench.tidy()
+    return checked
 
 
 def check_two(bench: Bench, worker: Worker) -> None:
@@ -82,7 +94,7 @@ def check_order(bench: Bench, worker: Worker) -> None:
     bench.release(worker, poison=True)
     bench.fill([case])
     places = bench.run(worker, bench.request("candidate", [0], ordered=True, backward=False))
-    results = [read_part(bench, worker, place, spec)
+    results = [read_part(bench, worker, place, spec, None)
                for place, spec in zip(places, bench.results)]
     try:
         judge_results(bench, case, 0, results, probe=False)
@@ -91,17 +103,17 @@ def check_order(bench: Bench, worker: Worker) -> None:
                          f"or a result taken there just after, is not right ({wrong})") from None
 
 
-def read_results(bench: Bench, worker: Worker, places: Sequence[Place], call: int,
-                 batch: int) -> List[torch.Tensor]:
+def read_results(bench: Bench, worker: Worker, places: Sequence[Place], call: int, batch: int,
+                 rows: Optional[Rows] = None) -> List[torch.Tensor]:
     """One call's results, looked over and copied."""
     expected = bench.expected(batch)
     own = [place for place in places if place.call == call]
     if len(own) != len(expected):
         raise WrongFound(f"gave {len(own)} tensors, expected {len(expected)}")
-    return [read_part(bench, worker, place, spec) for place, spec in zip(own, expected)]
+    return [read_part(bench, worker, place, spec, rows) for place, spec in zip(own, expected)]
 
 
-def read_part(bench: Bench, worker: Worker, place: Place, spec: Spec) -> torch.Tensor:
+def read_part(bench: Bench, worker: Worker, place: Place, spec: Spec, rows: Optional[Rows]) -> torch.Tensor:
     if not place.flags & PLAIN:
         raise CheatFound("it returned no plain tensor but one of a class of its own, whose values are made when "
                          "somebody looks: no result was there when the clock stopped")
@@ -114,6 +126,9 @@ def read_part(bench: Bench, worker: Worker, place: Place, spec: Spec) -> torch.T
         raise WrongFound(f"its result has shape {place.shape}, expected {spec.shape}")
     if not alike_strides(place, spec):
         raise WrongFound(f"its result has strides {place.strides}, expected {spec.strides}")
+    if rows:
+        start = place.address + rows.first * place.strides[0] * place.itemsize
+        place = place._replace(address=start, shape=(rows.count, *place.shape[1:]))
     return bench.device.read(worker, place)
 
 
@@ -123,17 +138,18 @@ def alike_strides(place: Place, spec: Spec) -> bool:
                if size > 1) or 0 in spec.shape
 
 
-def judge_results(bench: Bench, case: Case, slot: int, results: Sequence[torch.Tensor],
-                  probe: bool) -> Checked:
-    """Against an answer that is made now. With `probe`, also what precision they were computed in."""
-    answers = ask_answer(bench, case, slot, [])
+def judge_results(bench: Bench, case: Case, slot: int, results: Sequence[torch.Tensor], probe: bool,
+                  rows: Optional[Rows] = None) -> Checked:
+    """Against an answer that is made now. With `probe`, also what precision they were computed in. `results` are
+    those rows only, if there are any."""
+    answers = ask_answer(bench, case, slot, [], rows)
     exact, own = answers[0], answers[1]
     compared = [compare(y, e, o, bench.options.tolerance) for y, e, o in zip(results, exact, own)]
     for part, outcome in enumerate(compared):
         if not outcome.passed:
             raise WrongFound(explain(case, part, len(compared), outcome))
     if probe and any(suspicious(y, outcome) for y, outcome in zip(results, compared)):
-        found = find_precision(bench, case, slot, results, compared)
+        found = find_precision(bench, case, slot, results, compared, rows)
         if found:
             raise CheatFound(found)
     return Checked(case, compared)
@@ -144,14 +160,15 @@ def suspicious(result: torch.Tensor, compared: Comparison) -> bool:
 
 
 def find_precision(bench: Bench, case: Case, slot: int, results: Sequence[torch.Tensor],
-                   compared: Sequence[Comparison]) -> Optional[str]:
+                   compared: Sequence[Comparison], rows: Optional[Rows]) -> Optional[str]:
     names = ["bf16", "fp16"] + (["tf32"] if all(a.get("dtype", 0) == 0 for a in bench.arguments) else [])
-    rows = rows_to_probe(bench, case)
-    answers = ask_answer(bench, case, slot, names, rows)
+    some = rows or some_rows(bench, case.batch, PROBED)
+    answers = ask_answer(bench, case, slot, names, some)
     for part, result in enumerate(results):
         if not suspicious(result, compared[part]):
             continue
-        result = result[:rows] if rows else result
+        if some and not rows:
+            result = result.narrow(0, some.first, some.count)
         rounded = {name: answers[2 + index][part] for index, name in enumerate(names)}
         found = precision_of(result, answers[0][part], compared[part], rounded)
         if found:
@@ -161,36 +178,32 @@ def find_precision(bench: Bench, case: Case, slot: int, results: Sequence[torch.
 
 def describe_precision(found: Precision, compared: Comparison) -> str:
     numbers = (f"its float32 result has {compared.bits:.1f} good bits where PyTorch's has "
-               f"{-_log2(compared.pytorch):.1f}")
+               f"{-math.log2(compared.pytorch or 2.0 ** -64):.1f}")
     if found.kind == "fewer bits":
         return f"it computes in a lower precision than it returns: {numbers}"
     return (f"it computes in a lower precision than it returns: {numbers}, and its errors are those of "
             f"{found.kind} (correlation {found.correlation:.2f})")
 
 
-def _log2(value: float) -> float:
-    import math
-    return math.log2(value) if value > 0 else -64.0
-
-
-def rows_to_probe(bench: Bench, case: Case) -> int:
-    """0 is all of them."""
+def some_rows(bench: Bench, batch: int, elements: int) -> Optional[Rows]:
+    """Rows that nobody can foresee, with about so many elements; None is all of them."""
     if not bench.batches or bench.options.backward:
-        return 0
-    first = next(a for a in bench.arguments if "shape" in a)
-    count = 1
-    for size in first["shape"][1:]:
-        count *= size
-    rows = max(1, PROBE_ROWS // max(1, count))
-    return 0 if rows >= (case.batch or first["shape"][0]) else rows
+        return None
+    shape = next(a["shape"] for a in bench.arguments if "shape" in a)
+    count, each = batch or shape[0], max(1, math.prod(shape[1:]))
+    wanted = max(1, elements // each)
+    if wanted >= count:
+        return None
+    return Rows(random.SystemRandom().randrange(count - wanted + 1), wanted)
 
 
 def ask_answer(bench: Bench, case: Case, slot: int, roundings: Sequence[str],
-               rows: int = 0) -> List[List[torch.Tensor]]:
+               rows: Optional[Rows]) -> List[List[torch.Tensor]]:
     """Exact results, PyTorch's own and those for rounded inputs. Raises CheatFound if the input was changed."""
     reply = bench.reference.ask({
         "do": "answer", "layout": str(case.batch), "slot": slot, "seed": case.seed, "kind": case.kind,
-        "batch": case.batch, "change": case.change, "roundings": list(roundings), "rows": rows})
+        "batch": case.batch, "change": case.change, "roundings": list(roundings),
+        "rows": list(rows) if rows else []})
     if not reply["untouched"]:
         raise CheatFound(f"it changed its input ({case.label()}): who computes with it later gets something else")
     places = bench.reference.table.read()
@@ -208,20 +221,19 @@ def explain(case: Case, part: int, parts: int, outcome: Comparison) -> str:
             f"within {outcome.allowed:.2g}")
 
 
-def check_results(bench: Bench, worker: Worker, cases: Sequence[Case], places: Sequence[Place],
-                  calls: Sequence[int], peek: Any) -> None:
-    """Some of the calls of a timed batch, in full, and what was seen of them before the clock stopped."""
+def check_results(bench: Bench, worker: Worker, cases: Sequence[Case], timed: Timed,
+                  calls: Sequence[int]) -> None:
+    """Some of the calls of a timed batch, and what was seen of them before the clock stopped."""
+    seen = timed.peek
+    now = bench.device.peek(worker, sorted({call for call, _ in seen}), timed.places, timed.elements)
+    for key, elements in seen.items():
+        if not torch.equal(now[key].view(torch.uint8), elements.view(torch.uint8)):
+            raise CheatFound("it said that it was done and computed on: its result changed after the clock had "
+                             "stopped")
     for call in calls:
-        results = read_results(bench, worker, places, call, 0)
-        for (seen_call, part), (where, elements) in peek.items():
-            if seen_call == call and part < len(results):
-                now = results[part].reshape(-1)[where].cpu()
-                if not torch.equal(now.view(torch.uint8), elements.view(torch.uint8)):
-                    raise CheatFound("it said that it was done and computed on: its result changed after "
-                                     "the clock had stopped")
+        rows = some_rows(bench, 0, CHECKED)
+        results = read_results(bench, worker, timed.places, call, 0, rows)
         try:
-            judge_results(bench, cases[call], call, results, probe=True)
+            judge_results(bench, cases[call], call, results, True, rows)
         except WrongFound as wrong:
             raise WrongFound(f"in a timed call: {wrong}") from None
-
-

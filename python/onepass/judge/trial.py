@@ -1,5 +1,6 @@
 """One candidate against the reference, from its start to the verdict."""
 
+import hashlib
 import os
 import shutil
 import time
@@ -25,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def judge_candidate(bench: Bench, path: str, say: Say) -> Judgement:
-    """Never raises for what the candidate does."""
+    """Raises Failure only where the reference, or the machine, fails."""
     trial = Trial(bench, path, say)
     details = trial.details
     try:
@@ -35,9 +36,9 @@ def judge_candidate(bench: Bench, path: str, say: Say) -> Judgement:
     except CheatFound as cheat:
         verdict, reason = "cheating", str(cheat)
     except Failure as failure:
-        verdict, reason = ("cheating" if failure.cheats else "broken"), f"{failure.kind}: {failure.reason}"
-        if trial.worker is None or bench.reference.process.poll() is not None:
+        if failure.role == "reference" or trial.worker is None:
             raise
+        verdict, reason = ("cheating" if failure.cheats else "broken"), f"{failure.kind}: {failure.reason}"
         details["tail"] = failure.tail
     finally:
         left = trial.end()
@@ -49,6 +50,7 @@ def judge_candidate(bench: Bench, path: str, say: Say) -> Judgement:
     elif evidence:
         verdict, reason = "cheating", evidence[0]
     details["evidence"] = evidence
+    details["notes"] = [*bench.notes, *trial.notes]
     details["seconds"] = round(time.monotonic() - trial.started, 1)
     return Judgement(bench.path, os.path.abspath(path), verdict, reason, details)
 
@@ -59,9 +61,9 @@ class Trial:
         self.worker: Optional[Worker] = None
         self.started = time.monotonic()
         self.evidence: List[str] = []
-        self.notes: List[str] = list(bench.notes)
+        self.notes: List[str] = []
         self.details: Dict[str, Any] = {"device": {"kind": bench.device.kind, "name": bench.device.name},
-                                        "seed": bench.options.seed, "notes": self.notes}
+                                        "seed": bench.options.seed}
         if "onepass" in names_in(self.path):
             self.details["made_with"] = "onepass"
 
@@ -90,8 +92,9 @@ class Trial:
         environment = {}
         if options.build_cache:
             environment["TORCH_EXTENSIONS_DIR"] = os.path.join(options.build_cache, fingerprint(self.path))
-        worker = bench.start("candidate", self.path, limits, bench.inputs, environment)
+        worker = bench.start_candidate(self.path, limits, environment)
         self.worker = worker
+        worker.device_memory = bench.device.over_limit
         self.details["guards"] = worker.guards
         construction = os.path.join(worker.sandbox, "construction")
         shutil.copyfile(bench.construction, construction)
@@ -102,7 +105,7 @@ class Trial:
         self.details["parameters"] = str(built.get("copied"))
         which = "initial" if built.get("copied") == "by seed" else "random"
         bench.reference.ask({"do": "parameters", "which": which})
-        bench.introduce(worker)
+        bench.lay_out(worker)
 
     def refuse_operators(self, worker: Worker) -> None:
         self.say("does it use PyTorch's operators?")
@@ -116,6 +119,8 @@ class Trial:
         bench, options = self.bench, self.bench.options
         compiled = self.compile_reference() if options.compile else False
         self.say("is it faster?")
+        bench.trimmed(bench.reference)
+        bench.trimmed(worker)
         race = Race(bench, worker, compiled)
         times = race.run(options.quick, options.rounds)
         far = distance(bench, times)
@@ -164,24 +169,18 @@ class Trial:
     # Memory
 
     def extra_memory(self, worker: Worker) -> Optional[int]:
-        """Bytes that a call takes beyond its result, at most."""
+        """Bytes that a call takes beyond its result, at most; as PyTorch's allocators in its process count."""
         bench = self.bench
         bench.release(worker, poison=False)
         bench.fill([Case("fresh", bench.new_seed())])
-        if bench.device.kind == "cuda":
-            return int(worker.ask({"do": "peak", "model": "candidate", "layout": "0"})["extra"])
-        before, _ = bench.trimmed(worker)
-        if not reset_peak(worker.pid):
+        try:
+            return int(worker.ask({"do": "peak", "model": "candidate", "layout": "0",
+                                   "backward": bench.options.backward})["extra"])
+        except Failure as failure:
+            if worker.process.poll() is not None:
+                raise
+            self.notes.append(f"its extra memory is not known: {failure.reason[:150]}")
             return None
-        bench.run(worker, bench.request("candidate", [0]))
-        return max(0, peak_of(worker.pid) - before - self.shared_of(worker) - bench.output_bytes)
-
-    def shared_of(self, worker: Worker) -> int:
-        """Of the peak, what is no memory of its own."""
-        from .process import read_text
-        fields = {line.split(":")[0]: line.split(":")[1] for line in
-                  read_text(f"/proc/{worker.pid}/status").splitlines() if ":" in line}
-        return sum(int(fields[name].split()[0]) << 10 for name in ("RssFile", "RssShmem") if name in fields)
 
     def growth(self, worker: Worker, times: Times) -> Dict[str, Any]:
         """Of memory, over many calls. Raises Failure for a leak."""
@@ -247,24 +246,6 @@ def names_in(path: str) -> Set[str]:
         return set()
 
 
-def reset_peak(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/clear_refs", "w") as file:
-            file.write("5")
-        return True
-    except OSError:
-        return False
-
-
-def peak_of(pid: int) -> int:
-    from .process import read_text
-    for line in read_text(f"/proc/{pid}/status").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
 def fingerprint(path: str) -> str:
-    import hashlib
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()[:16]

@@ -31,7 +31,7 @@ ROUNDINGS: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Reference(Runner):
     def do_hello(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """From now on nobody but the judge, which has opened it already, reads this process's memory."""
-        return {"hidden": hide()}
+        return {"hidden": self.options["guarded"] and hide()}
 
     def do_describe(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """What the reference takes and gives, and a file with what a candidate is constructed from."""
@@ -145,9 +145,8 @@ class Reference(Runner):
         made = self.arguments(request["seed"], request["kind"], request["batch"], request.get("change", 0))
         slot = self.layouts[request["layout"]][request["slot"]]
         untouched = [same_bits(x, y) for x, y in zip(slot, made) if isinstance(x, torch.Tensor)]
-        rows = request.get("rows", 0)
-        if rows:
-            made = [x.narrow(0, 0, rows) if isinstance(x, torch.Tensor) else x for x in made]
+        if request.get("rows"):
+            made = [x.narrow(0, *request["rows"]) if isinstance(x, torch.Tensor) else x for x in made]
         self.kept = [self.exactly(made), self.own(made)]
         for rounding in request.get("roundings", []):
             rounded = [ROUNDINGS[rounding](x) if isinstance(x, torch.Tensor) and x.is_floating_point()

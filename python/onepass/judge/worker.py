@@ -36,7 +36,7 @@ def confine(options: Dict[str, Any]) -> List[str]:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     limit = LARGEST_FILE if hard == resource.RLIM_INFINITY else min(hard, LARGEST_FILE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return restrain(options["protected"]) if options["role"] == "candidate" else []
+    return restrain(options["protected"], options["guarded"]) if options["role"] == "candidate" else []
 
 
 def watch(options: Dict[str, Any], tell: Callable[[Dict[str, Any]], None]) -> None:
@@ -170,18 +170,12 @@ class Runner:
         return {}
 
     def do_peak(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """What PyTorch's allocator has given out at most during a call, beyond the result. An account of the
-        candidate's own process: for advice, not for the verdict."""
-        torch = self.torch
+        """Memory that a call takes beyond its result. An account of the candidate's own process: for advice, not
+        for the verdict."""
+        from .profile import extra_memory_of
         model, slots = self.models[request["model"]], self.layouts[request["layout"]]
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        result = self.call_forward(model, slots[0])
-        self.synchronize()
-        after = torch.cuda.memory_allocated()
-        peak = torch.cuda.max_memory_allocated()
-        del result
-        return {"extra": max(0, peak - max(after, before))}
+        call = self.call_backward if request.get("backward") else self.call_forward
+        return {"extra": extra_memory_of(lambda: call(model, slots[0]), self.device.type)}
 
     def do_operators(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """Which of PyTorch's operators a call uses, as its dispatcher sees them."""
