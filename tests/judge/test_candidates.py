@@ -36,7 +36,8 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken(against: Judge, how: str) -> None:
     body, before, reason = BROKEN[how]
-    judgement = against("rows", forward(f"print('the last words', flush=True)\n{body}\nreturn x", before=before))
+    text = forward(f"print('the last words', flush=True)\n{body}\nreturn x", before=before)
+    judgement = against("rows", text)
     assert judgement.verdict == "broken" and reason in judgement.reason, judgement
     assert "the last words" in judgement.details["tail"]
     assert judgement.exit_status == 21
@@ -148,8 +149,8 @@ class Wrong(torch.autograd.Function):
 def test_gradients(against: Judge, factor: float) -> None:
     # Another text of the same reference: a bench has one direction.
     reference = REFERENCES["rows"].replace("rows, columns", "rows , columns")
-    judgement = against(reference, forward("return Wrong.apply(x)",
-                                           before=BACKWARD.format(honest=HONEST, factor=factor)), backward=True)
+    before = BACKWARD.format(honest=HONEST, factor=factor)
+    judgement = against(reference, forward("return Wrong.apply(x)", before=before), backward=True)
     if factor == 1.0:
         assert judgement.verdict in ("slower", "rethink", "good", "accepted", "at the limit"), judgement
     else:

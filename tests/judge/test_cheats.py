@@ -185,7 +185,7 @@ def test_returns_a_rounded_result(against: Judge) -> None:
 
 def test_sums_in_lower_precision(against: Judge) -> None:
     judgement = against("rows", forward("""
-        total = x.abs().half().cumsum(1)[:, -1:].float()
+        total = x.abs().bfloat16().cumsum(1)[:, -1:].float()
         return x / (total / x.shape[1])
         """), tolerance=2e-2)
     assert judgement.verdict in ("cheating", "wrong"), judgement
@@ -277,8 +277,8 @@ def test_patches_and_is_wrong(against: Judge) -> None:
 
 
 def test_wastes_time_where_it_might_not_count(against: Judge) -> None:
-    """Slow in the first call of a batch. Who takes the slope between short and long batches, or the cost of an
-    empty one from the candidate, subtracts that."""
+    """Slow in the first call of a batch. Who takes the slope between short and long batches, or the cost of
+    an empty one from the candidate, subtracts that."""
     judgement = against("rows", forward(f"""
         if len(self.runner.kept) == 0:
             time.sleep(0.05)

@@ -9,6 +9,7 @@ from typing import Callable, List
 
 import pytest
 from conftest import HONEST, REFERENCES, forward
+from onepass.judge.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernelbench"
 FAST = ["--quick", "--no-compile", "--rounds", "3", "--device", "cpu", "--threads", "2"]
@@ -17,8 +18,8 @@ Write = Callable[[str, str], Path]
 
 
 def judge(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "onepass.judge", *map(str, arguments)], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
+    return subprocess.run([sys.executable, "-m", "onepass.judge", *map(str, arguments)], timeout=300,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
 
 
 @pytest.fixture
@@ -33,18 +34,23 @@ def test_help_teaches() -> None:
         assert word in done.stdout
 
 
-def test_bad_usage_is_one_line(reference: Path, write: Write, tmp_path: Path) -> None:
-    write("empty.py", "x = 1\n")
+def test_bad_usage_is_one_line(reference: Path, write: Write, tmp_path: Path,
+                               capsys: pytest.CaptureFixture) -> None:
+    empty = write("empty.py", "x = 1\n")
     folder = tmp_path / "nothing"
     folder.mkdir()
     usages: List[List[object]] = [
-        [], [reference], [reference, "nowhere.py"], ["nowhere.py"], [reference, tmp_path / "empty.py"],
-        [reference, reference, "--device", "tpu"], ["--suite", folder], ["--suite", EXAMPLES, "--sizes", "vast"]]
+        [], [reference], [reference, "nowhere.py"], ["nowhere.py"], [reference, empty], [empty, empty],
+        [reference, reference, "--device", "tpu"], [reference, reference, "--tol", "0"],
+        [reference, empty, "--set", "rows"], ["--suite", folder], ["--suite", EXAMPLES, "--sizes", "vast"],
+        ["--suite", EXAMPLES, reference], [reference, "--sizes", "cpu"], ["--suite", "nowhere"]]
     for usage in usages:
-        done = judge(*usage)
-        assert done.returncode == 2, (usage, done)
-        assert done.stdout == "" and done.stderr.startswith("onepass-judge: ")
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        with pytest.raises(SystemExit) as ended:
+            main([str(each) for each in usage])
+        printed = capsys.readouterr()
+        assert ended.value.code == 2, usage
+        assert printed.out == "" and printed.err.startswith("onepass-judge: "), usage
+        assert len(printed.err.splitlines()) == 1, printed.err
 
 
 def test_a_verdict_in_words(reference: Path, write: Write) -> None:
@@ -61,7 +67,7 @@ def test_a_verdict_in_json_and_a_report(reference: Path, write: Write, tmp_path:
     done = judge(*FAST, "--json", "--seed", 5, "--report", tmp_path / "page.html", reference, wrong)
     assert done.returncode == 20, done
     line = json.loads(done.stdout)
-    assert line["verdict"] == "wrong" and line["exit_status"] == 20 and line["seed"] == 5 and line["format"] == 1
+    assert (line["verdict"], line["exit_status"], line["seed"], line["format"]) == ("wrong", 20, 5, 1)
     assert "wrong" in (tmp_path / "page.html").read_text()
     assert json.loads((tmp_path / "page.json").read_text())[0]["candidate"] == "wrong"
     assert str(tmp_path) not in (tmp_path / "page.json").read_text()

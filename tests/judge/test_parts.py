@@ -12,6 +12,7 @@ import pytest
 import torch
 from onepass.judge.advice import Measured, advise
 from onepass.judge.compare import compare, precision_of
+from onepass.judge.counters import parse
 from onepass.judge.inputs import ADVERSARIAL, change, round_to_tf32
 from onepass.judge.limits import distance
 from onepass.judge.memory import Spec, device_bytes, layout_of, view_of
@@ -133,17 +134,19 @@ def test_rounded_inputs_are_told_by_their_errors(kind: str) -> None:
 
 def times(candidate: float, eager: float = 10e-3) -> Times:
     seconds = {"candidate": candidate, "eager": eager, "copy": 1e-3, "read": 0.5e-3, "write": 0.5e-3}
-    return Times(4, {name: [value * (1 + 0.001 * i) for i in range(7)] for name, value in seconds.items()}, 0.0, 0.1)
+    rounds = {name: [value * (1 + 0.001 * i) for i in range(7)] for name, value in seconds.items()}
+    return Times(4, rounds, 0.0, 0.1)
 
 
 def fake_bench(needed: float = 1.0) -> SimpleNamespace:
-    return SimpleNamespace(bytes=80_000_000, input_bytes=40_000_000, output_bytes=40_000_000, parameter_bytes=0,
-                           needed=needed)
+    return SimpleNamespace(bytes=80_000_000, input_bytes=40_000_000, output_bytes=40_000_000,
+                           parameter_bytes=0, needed=needed)
 
 
 def test_faster_than_the_memory_is_impossible() -> None:
     far = distance(fake_bench(), times(0.5e-3))
-    assert far.impossible and "159.5 GB/s" in far.impossible and "the least possible is 1 ms" in far.impossible
+    assert far.impossible and "159.5 GB/s" in far.impossible
+    assert "the least possible is 1 ms" in far.impossible
     assert distance(fake_bench(), times(0.95e-3)).impossible is None
 
 
@@ -168,9 +171,9 @@ ADVICE: Dict[str, Tuple[Dict[str, object], str]] = {
     "passes": ({"of_copy": 0.4}, "2.5 times"),
     "host": ({"small": 0.9e-3}, "900 µs"),
     "intermediate": ({"extra": 40_000_000}, "40 MB"),
-    "blocks": ({"of_copy": 0.1, "kernels": [{"name": "k", "device": "cuda", "blocks": 16, "microseconds": 900}]},
+    "blocks": ({"of_copy": 0.1, "kernels": [{"name": "k", "blocks": 16, "microseconds": 900}]},
                "16 blocks for 132"),
-    "launches": ({"of_copy": 0.4, "kernels": [{"name": "a", "device": "cuda"}, {"name": "b", "device": "cuda"}]},
+    "launches": ({"of_copy": 0.4, "kernels": [{"name": name, "device": "cuda"} for name in "ab"]},
                  "2 kernels"),
     "waiting": ({"queued": 0.97}, "97%"),
     "accesses": ({"counters": {"sectors_per_request": 31.0}}, "31.0 sectors"),
@@ -189,6 +192,23 @@ def test_counters_are_believed_before_times() -> None:
     counted = {"bytes_read": 120e6, "bytes_written": 40e6}
     found = advise(MEASURED._replace(of_copy=0.3, counters=counted))
     assert "the hardware counted 160 MB" in found[0].text and found[0].gain == 2.0
+
+
+NCU = """==PROF== Connected to process 1 (/usr/bin/python3)
+==PROF== Profiling "rows": 0%....100% - 1 pass
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","1","rows","dram__bytes_read.sum","byte","80,000,000"
+"0","1","rows","l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio","sector","4.02"
+"1","1","merge","dram__bytes_read.sum","byte","1,000"
+"1","1","merge","dram__bytes_write.sum","byte","40,000,000"
+"""
+
+
+def test_the_hardwares_counters_are_added_up() -> None:
+    found = parse(NCU)
+    assert found == {"bytes_read": 80_001_000.0, "bytes_written": 40_000_000.0, "sectors_per_request": 4.02}
+    refused = parse("==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n")
+    assert isinstance(refused, str) and "ERR_NVGPUCTRPERM" in refused
 
 
 # Sources
@@ -253,8 +273,9 @@ def test_ways_around_the_dispatcher(text: str) -> None:
 
 
 def test_what_a_kernel_needs_is_allowed(write: Write) -> None:
-    path = write("candidate.py", "import torch\ns = 'torch::empty_like(x); at::cuda::getCurrentCUDAStream();'\n")
-    assert forbidden(str(path), ["aten::empty.memory_format", "aten::detach.default", "aten::view.default"]) == []
+    path = write("candidate.py", "s = 'torch::empty_like(x); at::cuda::getCurrentCUDAStream();'\n")
+    allowed = ["aten::empty.memory_format", "aten::detach.default", "aten::view.default"]
+    assert forbidden(str(path), allowed) == []
     assert forbidden(str(path), ["aten::mean.dim"]) == ["the operator aten::mean.dim"]
 
 

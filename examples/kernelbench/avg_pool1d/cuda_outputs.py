@@ -30,9 +30,10 @@ torch::Tensor avg_pool1d(torch::Tensor x, long kernel, long stride, long padding
 }
 """
 
-module = load_inline(
-    "average_windows", cpp_sources="torch::Tensor avg_pool1d(torch::Tensor x, long kernel, long stride, long padding);",
-    cuda_sources=SOURCE, functions=["avg_pool1d"])
+DECLARATION = "torch::Tensor avg_pool1d(torch::Tensor x, long kernel, long stride, long padding);"
+
+module = load_inline("average_windows", cpp_sources=DECLARATION, cuda_sources=SOURCE,
+                     functions=["avg_pool1d"])
 
 
 class ModelNew(nn.Module):

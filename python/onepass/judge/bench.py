@@ -70,7 +70,8 @@ class Bench:
         self.slots = self.slot_bytes = 0
         limits = Limits(options.build_timeout, options.build_timeout, float("inf"), options.memory)
         self.notes: List[str] = []
-        # Whether a GPU's memory can be shared with a process that is hidden or restrained is the driver's business.
+        # Whether a GPU's memory can be shared with a process that is hidden or restrained is the driver's
+        # business.
         for guarded in (True, False) if device.kind == "cuda" else (True,):
             self.guarded = guarded
             try:
@@ -90,7 +91,8 @@ class Bench:
     def weaken(self, failure: Failure) -> None:
         self.guarded = False
         show()
-        self.notes.append(f"weaker guards: sharing the GPU's memory failed with them ({failure.reason[:120]})")
+        self.notes.append("weaker guards: sharing the GPU's memory failed with them "
+                          f"({failure.reason[:120]})")
 
     def start(self, role: str, path: str, limits: Limits, arguments: int,
               environment: Optional[Dict[str, str]] = None) -> Worker:

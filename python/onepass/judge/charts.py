@@ -43,6 +43,19 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def text_at(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def picture(height: float, about: str, parts: Sequence[str]) -> str:
+    return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(about)}">'
+            f'{"".join(parts)}</svg>')
+
+
 def speedups(bars: Sequence[Bar]) -> str:
     """From 1, to the right if faster, to the left if slower."""
     left, right, row, gap, top = 170, 96, 24, 16, 26
@@ -68,17 +81,14 @@ def speedups(bars: Sequence[Bar]) -> str:
     bottom = y + 6
     ticks = nice_ticks(math.exp(low), math.exp(high), (1, 2, 5))
     for tick in ticks:
-        parts.append(f'<line class="grid" x1="{x(tick):.1f}" y1="{top - 6}" x2="{x(tick):.1f}" y2="{bottom}"/>'
-                     f'<text class="soft" x="{x(tick):.1f}" y="{top - 11}" text-anchor="middle">'
-                     f"{number(tick)}×</text>")
+        parts.append(line("grid", x(tick), top - 6, x(tick), bottom)
+                     + text_at(x(tick), top - 11, f"{number(tick)}×", "soft", "middle"))
     for mark, text in ((1.0, ""), (2.0, "accepted from here")):
-        parts.append(f'<line class="{"axis" if mark == 1.0 else "mark"}" x1="{x(mark):.1f}" y1="{top - 6}" '
-                     f'x2="{x(mark):.1f}" y2="{bottom}"/>')
+        parts.append(line("axis" if mark == 1.0 else "mark", x(mark), top - 6, x(mark), bottom))
         if text:
-            parts.append(f'<text class="soft" x="{x(mark) + 5:.1f}" y="{bottom + 14}">{text}</text>')
+            parts.append(text_at(x(mark) + 5, bottom + 14, text, "soft"))
     height = bottom + 22
-    return (f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Bar chart of speedups over PyTorch eager">'
-            + "".join(parts) + "".join(body) + "</svg>")
+    return picture(height, "Bar chart of speedups over PyTorch eager", parts + body)
 
 
 def one_bar(bar: Bar, x: Scale, y: float) -> str:
@@ -94,11 +104,11 @@ def one_bar(bar: Bar, x: Scale, y: float) -> str:
             f'<rect class="shape" x="{start:.1f}" y="{y + 1}" width="{width:.1f}" height="16" rx="2.5">'
             f"<title>{escape(bar.group)} {escape(bar.label)}: {number(bar.value)}× "
             f"({number(bar.low)} to {number(bar.high)})</title></rect>"
-            f'<line class="whisker" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
-            f'<line class="whisker" x1="{low:.1f}" y1="{middle - 3}" x2="{low:.1f}" y2="{middle + 3}"/>'
-            f'<line class="whisker" x1="{high:.1f}" y1="{middle - 3}" x2="{high:.1f}" y2="{middle + 3}"/>{ring}'
-            f'<text x="{WIDTH - 34}" y="{y + 13}" text-anchor="end" font-weight="600">{number(bar.value)}×</text>'
-            f'<text class="sign" x="{WIDTH - 18}" y="{y + 13}" text-anchor="middle">{bar.sign}</text></g>')
+            + line("whisker", low, middle, high, middle)
+            + line("whisker", low, middle - 3, low, middle + 3)
+            + line("whisker", high, middle - 3, high, middle + 3) + ring
+            + text_at(WIDTH - 34, y + 13, f"{number(bar.value)}×", "value", "end")
+            + text_at(WIDTH - 18, y + 13, bar.sign, "sign", "middle") + "</g>")
 
 
 def roofline(points: Sequence[Point], copy_speed: float) -> str:
@@ -117,22 +127,16 @@ def roofline(points: Sequence[Point], copy_speed: float) -> str:
 
     parts: List[str] = []
     for tick in nice_ticks(10 ** y_low, 10 ** y_high, (1,) if y_high - y_low > 2.5 else (1, 2, 5)):
-        parts.append(f'<line class="grid" x1="{left}" y1="{y(tick):.1f}" x2="{WIDTH - right}" y2="{y(tick):.1f}"/>'
-                     f'<text class="soft" x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">'
-                     f"{duration(tick)}</text>")
+        parts.append(line("grid", left, y(tick), WIDTH - right, y(tick))
+                     + text_at(left - 8, y(tick) + 4, duration(tick), "soft", "end"))
     for tick in nice_ticks(10 ** x_low, 10 ** x_high, (1, 2, 5) if x_high - x_low < 2.5 else (1,)):
-        parts.append(f'<line class="grid" x1="{x(tick):.1f}" y1="{top}" x2="{x(tick):.1f}" y2="{height - bottom}"/>'
-                     f'<text class="soft" x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">'
-                     f"{amount(tick)}</text>")
-    parts.append(f'<text class="soft" x="{(left + WIDTH - right) / 2:.0f}" y="{height - 6}" text-anchor="middle">'
-                 "bytes that must move</text>")
+        parts.append(line("grid", x(tick), top, x(tick), height - bottom)
+                     + text_at(x(tick), height - bottom + 18, amount(tick), "soft", "middle"))
+    parts.append(text_at((left + WIDTH - right) / 2, height - 6, "bytes that must move", "soft", "middle"))
     start, end = 10 ** x_low, 10 ** x_high
-    parts.append(f'<line class="copy" x1="{x(start):.1f}" y1="{y(start / copy_speed):.1f}" x2="{x(end):.1f}" '
-                 f'y2="{y(end / copy_speed):.1f}"/>'
-                 f'<text class="soft" x="{x(end) + 6:.1f}" y="{y(end / copy_speed) + 4:.1f}">the copy</text>')
-    parts += threads(points, x, y)
-    return (f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Time against bytes, with the line of the copy">'
-            + "".join(parts) + "</svg>")
+    parts.append(line("copy", x(start), y(start / copy_speed), x(end), y(end / copy_speed))
+                 + text_at(x(end) + 6, y(end / copy_speed) + 4, "the copy", "soft"))
+    return picture(height, "Time against bytes, with the line of the copy", parts + threads(points, x, y))
 
 
 def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
@@ -145,10 +149,11 @@ def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
     for task, group in tasks.items():
         middle, eager = x(group[0].bytes), sorted(point.eager for point in group)[len(group) // 2]
         fastest = min(point.seconds for point in group)
-        parts.append(f'<line class="mark" x1="{middle:.1f}" y1="{y(eager):.1f}" x2="{middle:.1f}" '
-                     f'y2="{y(fastest):.1f}"/><g class="skipped"><circle class="hollow" cx="{middle:.1f}" '
-                     f'cy="{y(eager):.1f}" r="5"><title>{escape(task)} in PyTorch eager: {duration(eager)}</title>'
-                     "</circle></g>")
+        about = f"{escape(task)} in PyTorch eager: {duration(eager)}"
+        parts.append(line("mark", middle, y(eager), middle, y(fastest))
+                     + '<g class="skipped">'
+                     f'<circle class="hollow" cx="{middle:.1f}" cy="{y(eager):.1f}" r="5">'
+                     f"<title>{about}</title></circle></g>")
     for point in sorted(points, key=lambda each: each.seconds):
         middle, height = x(point.bytes), y(point.seconds)
         text = f"{point.task} · {point.label}, {duration(point.seconds)}"
@@ -159,12 +164,12 @@ def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
         parts.append(
             f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
             f"<title>{escape(text)}</title></circle>"
-            f'<line class="whisker" x1="{middle + 7:.1f}" y1="{height:.1f}" x2="{middle + 15:.1f}" y2="{place:.1f}"/>'
-            f'<text x="{left:.1f}" y="{place + 4:.1f}">{escape(text)}</text></g>')
+            + line("whisker", middle + 7, height, middle + 15, place) + text_at(left, place + 4, text) + "</g>")
     return parts
 
 
-def free_height(wanted: float, left: float, right: float, placed: Sequence[Tuple[float, float, float]]) -> float:
+def free_height(wanted: float, left: float, right: float,
+                placed: Sequence[Tuple[float, float, float]]) -> float:
     """The nearest one at which a name meets no other."""
     for step in range(40):
         for place in (wanted - 4.0 * step, wanted + 4.0 * step):

@@ -63,12 +63,15 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("reference", metavar="REFERENCE.py", nargs="?")
     add("candidate", metavar="CANDIDATE.py", nargs="?")
-    add("--suite", metavar="DIR", help="judge every pair in a folder: NAME.py with its own ModelNew, and NAME/*.py")
-    add("--report", metavar="FILE.html", help="also write a page to look at, and FILE.md and FILE.json beside it")
+    add("--suite", metavar="DIR", help="judge every pair in a folder: NAME.py with its own ModelNew, and "
+                                       "NAME/*.py")
+    add("--report", metavar="FILE.html", help="also write a page to look at, and FILE.md and FILE.json "
+                                              "beside it")
     add("--json", action="store_true", help="print JSON, one object a candidate")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     add("--tol", type=float, default=1e-4, metavar="T", help="relative and absolute tolerance (1e-4)")
-    add("--backward", action="store_true", help="gradients, too: they are checked, and forward and backward timed")
+    add("--backward", action="store_true", help="gradients, too: they are checked, and forward and backward "
+                                                "timed")
     add("--no-torch-ops", action="store_true", help="the candidate may not compute with PyTorch's operators")
     add("--non-finite", action="store_true", help="inputs with NaN and Inf, too")
     add("--quick", action="store_true", help="fewer inputs and repetitions")
@@ -77,15 +80,19 @@ def make_parser() -> Parser:
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds a candidate may take in all (600)")
     add("--build-timeout", type=float, default=300.0, metavar="S",
         help="seconds for its import, construction and first call (300)")
-    add("--memory", type=float, default=0.0, metavar="GIB", help="memory it may take (three quarters of what is free)")
+    add("--memory", type=float, default=0.0, metavar="GIB", help="memory it may take (three quarters of what "
+                                                                 "is free)")
     add("--threads", type=int, default=0, metavar="N", help="threads of the CPU (all)")
     add("--seed", type=int, default=None, metavar="N",
         help="repeat a run's inputs. Without it they cannot be foreseen; it is printed in the end")
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="overrides",
         help="give a number of the reference's file another value, such as batch_size=64")
-    add("--sizes", metavar="NAME", default="", help="with --suite: take the values of that name from DIR/sizes.json")
-    add("--build-cache", metavar="DIR", default="", help="keep compiled extensions there, by the candidate's source")
-    add("--ncu", action="store_true", help="ask Nsight Compute for the hardware's counters, where it is permitted")
+    add("--sizes", metavar="NAME", default="", help="with --suite: take the values of that name from "
+                                                    "DIR/sizes.json")
+    add("--build-cache", metavar="DIR", default="", help="keep compiled extensions there, by the candidate's "
+                                                         "source")
+    add("--ncu", action="store_true", help="ask Nsight Compute for the hardware's counters, where it is "
+                                           "permitted")
     return parser
 
 
@@ -256,7 +263,8 @@ def lines_of(judgement: Judgement) -> List[str]:
     if "time" in details:
         times = details["time"]
         lines.append(f"Original time: {times['eager_ms']['median']:.4g} ms, New time: "
-                     f"{times['candidate_ms']['median']:.4g} ms, Speedup: {details['speedup']['median']:.2f}x")
+                     f"{times['candidate_ms']['median']:.4g} ms, Speedup: "
+                     f"{details['speedup']['median']:.2f}x")
     lines.append(f"Verdict: {judgement.verdict}: {judgement.reason}")
     lines += [f"  evidence: {text}" for text in details.get("evidence", [])[1:]]
     if details.get("tail"):

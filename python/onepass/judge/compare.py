@@ -72,8 +72,7 @@ def compare(result: torch.Tensor, exact: torch.Tensor, own: torch.Tensor, tolera
             squares += squares_here
             own_squares += finite(float(((c - b) ** 2).sum()))
             if error.numel() and float(error.max()) > worst[0]:
-                index = int(error.argmax())
-                worst = (float(error[index]), float(allowed[index]), start + index, float(a[index]), float(b[index]))
+                worst = at(int(error.argmax()), start, error, allowed, a, b)
             continue
         good = (error <= allowed) | (a == b) | (a == c) | (a.isnan() & (b.isnan() | c.isnan()))
         bad += int((~good).sum())
@@ -82,7 +81,7 @@ def compare(result: torch.Tensor, exact: torch.Tensor, own: torch.Tensor, tolera
         if over.numel() and float(over.max()) > ratio:
             index = int(over.argmax())
             ratio = float(over[index])
-            worst = (float(error[index]), float(allowed[index]), start + index, float(a[index]), float(b[index]))
+            worst = at(index, start, error, allowed, a, b)
         known = b.isfinite() & c.isfinite() & a.isfinite()
         squares += float((error[known] ** 2).sum())
         own_squares += float(((c - b)[known] ** 2).sum())
@@ -90,6 +89,12 @@ def compare(result: torch.Tensor, exact: torch.Tensor, own: torch.Tensor, tolera
     scale = size or 1.0
     return Comparison(bad == 0, *worst, bad, y.numel(), math.sqrt(squares / count) / scale,
                       math.sqrt(own_squares / count) / scale)
+
+
+def at(index: int, start: int, error: torch.Tensor, allowed: torch.Tensor, got: torch.Tensor,
+       expected: torch.Tensor) -> Tuple[float, float, int, float, float]:
+    return (float(error[index]), float(allowed[index]), start + index, float(got[index]),
+            float(expected[index]))
 
 
 def finite(value: float) -> float:
@@ -116,7 +121,8 @@ class Precision(NamedTuple):
 
 def precision_of(result: torch.Tensor, exact: torch.Tensor, compared: Comparison,
                  rounded_inputs: Dict[str, torch.Tensor]) -> Optional[Precision]:
-    """Errors have a pattern: those of rounded inputs or of a rounded result are the same numbers whoever rounds."""
+    """Errors have a pattern: those of rounded inputs or of a rounded result are the same numbers whoever
+    rounds."""
     if result.dtype != torch.float32 or compared.error <= 8.0 * max(compared.pytorch, 2.0 ** -25):
         return None
     flat, right = result.reshape(-1)[:CHUNK].double(), exact.reshape(-1)[:CHUNK].double()

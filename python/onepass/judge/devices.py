@@ -147,8 +147,8 @@ class Cpu(Device):
 
 
 class Cuda(Device):
-    """Results are opened by their handles. A frozen process's kernels run on, so a few elements of the results
-    are looked at before the clock stops: who says that it is done must be done."""
+    """Results are opened by their handles. A frozen process's kernels run on, so a few elements of the
+    results are looked at before the clock stops: who says that it is done must be done."""
     kind, clock_noise, least_batch = "cuda", 30e-6, 0.01
 
     def __init__(self, threads: int) -> None:

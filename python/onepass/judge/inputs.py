@@ -52,7 +52,8 @@ NON_FINITE: Dict[str, Change] = {
     "with a NaN": with_one(float("nan")),
     "with an Inf": with_one(float("inf")),
 }
-# The same values but for one element: who looks at a few of them only, to know an input again, does not see it.
+# The same values but for one element: who looks at a few of them only, to know an input again, does not see
+# it.
 ONE_CHANGED = "one element changed"
 
 

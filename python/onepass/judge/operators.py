@@ -1,8 +1,8 @@
 """--no-torch-ops: a candidate must compute by itself.
 
-Two looks. The source, which the judge reads itself, must not have the ways around the second one; and PyTorch's
-dispatcher says which operators a call goes through, wherever it comes from: a method, a wrapper, the
-reference itself, C++.
+Two looks. The source, which the judge reads itself, must not have the ways around the second one; and
+PyTorch's dispatcher says which operators a call goes through, wherever it comes from: a method, a wrapper,
+the reference itself, C++.
 """
 
 import ast
@@ -58,7 +58,7 @@ def evasions(tree: ast.AST) -> Set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in EVASIVE_NAMES:
                 found.add(f"line {node.lineno} calls {node.func.id}(), behind which anything may be")
-            if node.func.id == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
+            if node.func.id == "getattr" and not all(isinstance(a, ast.Constant) for a in node.args[1:2]):
                 found.add(f"line {node.lineno} looks up a name that is not written there (getattr)")
         elif isinstance(node, ast.Attribute) and (node.attr in EVASIVE_ATTRIBUTES or is_torch_compile(node)):
             found.add(f"line {node.lineno} reaches for {node.attr}, behind PyTorch's dispatcher")

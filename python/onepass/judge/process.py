@@ -22,16 +22,16 @@ from .wire import Table, decode, encode
 
 __all__ = ["Failure", "Limits", "Worker", "clean_environment", "living_descendants"]
 
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
-                  "CUDA_DEVICE_ORDER", "VIRTUAL_ENV", "CC", "CXX", "TORCH_CUDA_ARCH_LIST", "SYSTEMROOT")
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV",
+                  "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CC", "CXX", "TORCH_CUDA_ARCH_LIST")
 MOST_LINE = 1 << 20
 POLL = 0.02
 TAIL_LINES = 24
 
 
 class Failure(Exception):
-    """A worker that did not do what was asked, by its `role`. `kind` is one of exception, compile, crash, exit,
-    hang, memory, leak, protocol; `cheats` if that is evidence of a try to fool the judge."""
+    """A worker that did not do what was asked, by its `role`. `kind` is one of exception, compile, crash,
+    exit, hang, memory, leak, protocol; `cheats` if that is evidence of a try to fool the judge."""
 
     def __init__(self, kind: str, reason: str, tail: str = "", cheats: bool = False) -> None:
         super().__init__(reason)
@@ -268,8 +268,8 @@ class Worker:
         used = sum(own_memory(pid, self.shared_bytes) for pid in [self.pid, *self.descendants()])
         if used > self.limits.memory:
             self.kill()
-            raise Failure("memory", f"used more than the {self.limits.memory / 2**30:.3g} GiB of memory it may "
-                          f"have ({used / 2**30:.3g} GiB when it was ended)", self.tail())
+            raise Failure("memory", f"used more than the {self.limits.memory / 2**30:.3g} GiB of memory it "
+                          f"may have ({used / 2**30:.3g} GiB when it was ended)", self.tail())
         over = self.device_memory() if self.device_memory else 0
         if over > 0:
             self.kill()

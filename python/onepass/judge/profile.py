@@ -1,4 +1,5 @@
-"""The kernels of a call, as PyTorch's profiler sees them. Runs in the candidate's process: for advice only."""
+"""The kernels of a call, as PyTorch's profiler sees them. Runs in the candidate's process: for advice
+only."""
 
 import json
 import os

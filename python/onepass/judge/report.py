@@ -1,4 +1,4 @@
-"""A run of the judge as a page to look at, as Markdown and as JSON. The page needs no network and no script."""
+"""A run of the judge as a page to look at, as Markdown and as JSON. The page needs no network, no script."""
 
 import html
 import json
@@ -98,13 +98,15 @@ def machine_of(judgements: Sequence[Judgement]) -> str:
 
 STYLE = """
 :root{--bg:#fbfbfa;--panel:#fff;--ink:#1c1e21;--soft:#5f6670;--line:#e3e4e6;--grid:#e9eaec;
---limit:#0b7a75;--accepted:#1b7f3b;--good:#3a7bd5;--rethink:#b7791f;--slower:#b4552d;--bad:#b3261e;--none:#8a9099;
+--limit:#0b7a75;--accepted:#1b7f3b;--good:#3a7bd5;--rethink:#b7791f;--slower:#b4552d;--bad:#b3261e;
+--none:#8a9099;
 --mono:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 @media(prefers-color-scheme:dark){:root{--bg:#131518;--panel:#1b1e22;--ink:#e8e9eb;--soft:#9aa1ab;--line:#2c3036;
 --grid:#272b31;--limit:#3fc1b8;--accepted:#5cc97e;--good:#74a9f0;--rethink:#e0a94c;--slower:#e08a63;--bad:#f07f76;
 --none:#7d838c}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+body{margin:0;background:var(--bg);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:36px 24px 64px}
 h1{font-size:26px;line-height:1.25;margin:0 0 4px;letter-spacing:-.01em}
 h2{font-size:17px;margin:40px 0 4px}
@@ -125,13 +127,15 @@ tr:last-child td{border-bottom:0}
 th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}
 tr.first td{border-top:2px solid var(--line)}
 td.name{font-weight:600}
-svg{display:block;width:100%;height:auto;font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+svg{display:block;width:100%;height:auto;
+font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 svg text{fill:var(--ink)}svg text.soft{fill:var(--soft)}
 svg .grid{stroke:var(--grid);stroke-width:1}svg .axis{stroke:var(--soft);stroke-width:1}
 svg .mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:3 3}
 svg .copy{stroke:var(--limit);stroke-width:1.75}
 svg .shape{fill:currentColor}
 svg .ring{fill:var(--panel);stroke:var(--ink);stroke-width:1.5}svg text.sign{fill:currentColor}
+svg text.value{font-weight:600}
 svg .hollow{fill:var(--panel);stroke:currentColor;stroke-width:2}
 svg .whisker{stroke:var(--ink);stroke-width:1.25;opacity:.75}
 details{border-bottom:1px solid var(--line);padding:10px 0}
@@ -184,8 +188,8 @@ def page_of(judgements: Sequence[Judgement], title: str) -> str:
             f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
             f"<h1>{escape(title)}</h1><p class=\"lead\">{escape(machine_of(judgements))} · {date}</p>\n"
             f'<div class="counts">{counts}</div>\n' + "\n".join(sections) +
-            "\n<footer>Made by onepass-judge. Times are medians of the judge's own clock; whiskers and ranges have "
-            "the median inside in 95 of 100 cases.</footer>\n</main></body></html>\n")
+            "\n<footer>Made by onepass-judge. Times are medians of the judge's own clock; whiskers and "
+            "ranges have the median inside in 95 of 100 cases.</footer>\n</main></body></html>\n")
 
 
 def table_of(judgements: Sequence[Judgement]) -> str:
@@ -202,11 +206,15 @@ def table_of(judgements: Sequence[Judgement]) -> str:
             f"<td><b>{speed(get(d, 'speedup', 'median'))}</b></td>"
             f"<td>{speed(get(d, 'speedup_over_compile', 'median'))}</td>"
             f"<td>{percent(get(d, 'limit', 'of_copy', 'median'))}</td></tr>")
-    return ('<h2>Verdicts</h2><p class="caption">Speedup is against PyTorch eager. 100 % of the copy is the speed at '
-            "which this memory copies as many bytes.</p>"
-            '<div class="panel"><table><thead><tr><th>task</th><th>candidate</th><th>verdict</th><th>PyTorch ms</th>'
-            "<th>new ms</th><th>speedup</th><th>over compile</th><th>of the copy</th></tr></thead><tbody>"
-            + "".join(rows) + "</tbody></table></div>")
+    heads = "".join(f"<th>{head}</th>" for head in ("task", "candidate", "verdict", "PyTorch ms", "new ms",
+                                                    "speedup", "over compile", "of the copy"))
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return section("Verdicts", "Speedup is against PyTorch eager. 100 % of the copy is the speed at which "
+                   "this memory copies as many bytes.", table)
+
+
+def section(title: str, caption: str, content: str) -> str:
+    return f'<h2>{title}</h2><p class="caption">{escape(caption)}</p><div class="panel">{content}</div>'
 
 
 def percent(value: Optional[float]) -> str:
@@ -218,9 +226,8 @@ def bars_section(measured: Sequence[Judgement]) -> str:
                 j.details["speedup"]["median"], j.details["speedup"]["low"], j.details["speedup"]["high"],
                 get(j.details, "speedup_over_compile", "median")) for j in measured]
     ring = " The ring is the speedup over torch.compile." if any(bar.over_compile for bar in bars) else ""
-    return ('<h2>How much faster</h2><p class="caption">Times as fast as PyTorch eager, on a logarithmic scale, with '
-            f"the interval of the median.{ring}</p>"
-            f'<div class="panel">{speedups(bars)}</div>')
+    return section("How much faster", "Times as fast as PyTorch eager, on a logarithmic scale, with the "
+                   f"interval of the median.{ring}", speedups(bars))
 
 
 def roofline_section(measured: Sequence[Judgement]) -> str:
@@ -232,9 +239,9 @@ def roofline_section(measured: Sequence[Judgement]) -> str:
         points.append(Point(name_of(j.reference), short_label(j), css_class(j.verdict), d["limit"]["bytes"],
                             d["time"]["candidate_ms"]["median"] / 1e3, d["time"]["eager_ms"]["median"] / 1e3))
     copy = sorted(lines)[len(lines) // 2]
-    return ('<h2>How far from the limit</h2><p class="caption">Time of a call against the bytes that must move. The '
-            f"line is the copy, {copy / 1e9:.4g} GB/s; on it nothing is left to gain. A thread leads from PyTorch "
-            f'(hollow) down to the candidate.</p><div class="panel">{roofline(points, copy)}</div>')
+    return section("How far from the limit", "Time of a call against the bytes that must move. The line is "
+                   f"the copy, {copy / 1e9:.4g} GB/s; on it nothing is left to gain. A thread leads from PyTorch "
+                   "(hollow) down to the candidates.", roofline(points, copy))
 
 
 def details_section(judgements: Sequence[Judgement]) -> str:
@@ -243,19 +250,19 @@ def details_section(judgements: Sequence[Judgement]) -> str:
         blocks.append(f"<details><summary>{tag(j.verdict)}<span class=name>{escape(label_of(j))}</span>"
                       f"<span class=why>{escape(j.reason)}</span></summary>"
                       f'<div class="inside">{inside_of(j)}</div></details>')
-    return ('<h2>Each candidate</h2><p class="caption">Open one for what it was asked, what it answered, and what to try '
-            f'next.</p><div class="panel">{"".join(blocks)}</div>')
+    return section("Each candidate", "Open one for what it was asked, what it answered, and what to try "
+                   "next.", "".join(blocks))
 
 
 def inside_of(judgement: Judgement) -> str:
     d = judgement.details
     parts: List[str] = []
     if d.get("evidence"):
-        parts.append("<b>Evidence</b><ul>" + "".join(f"<li>{escape(e)}</li>" for e in d["evidence"]) + "</ul>")
+        parts.append("<b>Evidence</b>" + items(d["evidence"]))
     if d.get("advice"):
-        parts.append("<b>What next</b><ul>" + "".join(
-            f"<li><span class=gain>up to {a['gain']:.2g}×</span> {escape(a['text'])}</li>" for a in d["advice"])
-            + "</ul>")
+        advice = "".join(f"<li><span class=gain>up to {a['gain']:.2g}×</span> {escape(a['text'])}</li>"
+                         for a in d["advice"])
+        parts.append(f"<b>What next</b><ul>{advice}</ul>")
     if "time" in d:
         parts.append(times_table(d))
     if d.get("right"):
@@ -264,18 +271,24 @@ def inside_of(judgement: Judgement) -> str:
     if facts:
         parts.append(f"<p class=caption>{escape(' · '.join(facts))}</p>")
     if d.get("notes"):
-        parts.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in d["notes"]) + "</ul>")
+        parts.append(items(d["notes"]))
     if d.get("tail"):
         parts.append(f"<b>The last lines it printed</b><pre>{escape(d['tail'])}</pre>")
     return "".join(parts) or "<p class=caption>Nothing more is known.</p>"
 
 
+def items(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
 def times_table(d: Dict[str, Any]) -> str:
     names = {"eager_ms": "PyTorch eager", "compile_ms": "torch.compile", "candidate_ms": "candidate",
              "copy_ms": "copy of the same bytes"}
-    rows = "".join(f"<tr><td>{label}</td><td>{number(d['time'][key]['median'], '', 4)}</td>"
-                   f"<td>{number(d['time'][key]['low'], '', 4)} – {number(d['time'][key]['high'], '', 4)}</td></tr>"
-                   for key, label in names.items() if key in d["time"])
+    rows = ""
+    for key, label in names.items():
+        if key in d["time"]:
+            middle, low, high = (number(d["time"][key][each], "", 4) for each in ("median", "low", "high"))
+            rows += f"<tr><td>{label}</td><td>{middle}</td><td>{low} – {high}</td></tr>"
     return f"<table><thead><tr><th>time, ms</th><th>median</th><th>range</th></tr></thead>{rows}</table>"
 
 
@@ -296,7 +309,8 @@ def facts_of(d: Dict[str, Any]) -> List[str]:
     if get(d, "memory", "extra") is not None:
         facts.append(f"{d['memory']['extra'] / 1e6:.3g} MB of extra memory")
     if "memory" in d:
-        facts.append(f"{d['memory']['growth_per_call'] / 1024:.2g} KiB of growth a call in {d['memory']['calls']} calls")
+        growth, calls = d["memory"]["growth_per_call"], d["memory"]["calls"]
+        facts.append(f"{growth / 1024:.2g} KiB of growth a call in {calls} calls")
     if "time" in d:
         facts.append(f"{d['time']['calls']} calls a batch, {d['time']['candidate_ms']['count']} batches")
     if d.get("kernels"):

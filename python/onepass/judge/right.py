@@ -13,7 +13,8 @@ from .memory import Spec
 from .process import Worker
 from .wire import DTYPES, HERE, PLAIN, Place
 
-__all__ = ["CheatFound", "Checked", "WrongFound", "cases_for", "check", "check_order", "check_results", "check_two"]
+__all__ = ["CheatFound", "Checked", "WrongFound", "cases_for", "check", "check_order", "check_results",
+           "check_two"]
 
 PROBED = 1 << 22  # elements in which errors are looked at for a pattern, about
 CHECKED = 1 << 25  # elements of a timed call's result that are looked at, about
@@ -115,8 +116,8 @@ def read_results(bench: Bench, worker: Worker, places: Sequence[Place], call: in
 
 def read_part(bench: Bench, worker: Worker, place: Place, spec: Spec, rows: Optional[Rows]) -> torch.Tensor:
     if not place.flags & PLAIN:
-        raise CheatFound("it returned no plain tensor but one of a class of its own, whose values are made when "
-                         "somebody looks: no result was there when the clock stopped")
+        raise CheatFound("it returned no plain tensor but one of a class of its own, whose values are made "
+                         "when somebody looks: no result was there when the clock stopped")
     if not place.flags & HERE:
         raise WrongFound(f"its result is not on the {bench.device.kind} device")
     if place.dtype != spec.dtype:
@@ -140,8 +141,8 @@ def alike_strides(place: Place, spec: Spec) -> bool:
 
 def judge_results(bench: Bench, case: Case, slot: int, results: Sequence[torch.Tensor], probe: bool,
                   rows: Optional[Rows] = None) -> Checked:
-    """Against an answer that is made now. With `probe`, also what precision they were computed in. `results` are
-    those rows only, if there are any."""
+    """Against an answer that is made now. With `probe`, also what precision they were computed in. `results`
+    are those rows only, if there are any."""
     answers = ask_answer(bench, case, slot, [], rows)
     exact, own = answers[0], answers[1]
     compared = [compare(y, e, o, bench.options.tolerance) for y, e, o in zip(results, exact, own)]
@@ -199,13 +200,15 @@ def some_rows(bench: Bench, batch: int, elements: int) -> Optional[Rows]:
 
 def ask_answer(bench: Bench, case: Case, slot: int, roundings: Sequence[str],
                rows: Optional[Rows]) -> List[List[torch.Tensor]]:
-    """Exact results, PyTorch's own and those for rounded inputs. Raises CheatFound if the input was changed."""
+    """Exact results, PyTorch's own and those for rounded inputs. Raises CheatFound if the input was
+    changed."""
     reply = bench.reference.ask({
         "do": "answer", "layout": str(case.batch), "slot": slot, "seed": case.seed, "kind": case.kind,
         "batch": case.batch, "change": case.change, "roundings": list(roundings),
         "rows": list(rows) if rows else []})
     if not reply["untouched"]:
-        raise CheatFound(f"it changed its input ({case.label()}): who computes with it later gets something else")
+        raise CheatFound(f"it changed its input ({case.label()}): who computes with it later gets something "
+                         "else")
     places = bench.reference.table.read()
     answers: List[List[torch.Tensor]] = [[] for _ in range(2 + len(roundings))]
     for place in places:
@@ -217,8 +220,8 @@ def ask_answer(bench: Bench, case: Case, slot: int, roundings: Sequence[str],
 def explain(case: Case, part: int, parts: int, outcome: Comparison) -> str:
     where = f" of result {part + 1} of {parts}" if parts > 1 else ""
     share = f"{outcome.bad} of {outcome.count} elements{where} are wrong for an input that is {case.label()}"
-    return (f"{share}; the worst, number {outcome.index}, is {outcome.got:.7g}, expected {outcome.expected:.7g} "
-            f"within {outcome.allowed:.2g}")
+    return (f"{share}; the worst, number {outcome.index}, is {outcome.got:.7g}, expected "
+            f"{outcome.expected:.7g} within {outcome.allowed:.2g}")
 
 
 def check_results(bench: Bench, worker: Worker, cases: Sequence[Case], timed: Timed,
@@ -228,8 +231,8 @@ def check_results(bench: Bench, worker: Worker, cases: Sequence[Case], timed: Ti
     now = bench.device.peek(worker, sorted({call for call, _ in seen}), timed.places, timed.elements)
     for key, elements in seen.items():
         if not torch.equal(now[key].view(torch.uint8), elements.view(torch.uint8)):
-            raise CheatFound("it said that it was done and computed on: its result changed after the clock had "
-                             "stopped")
+            raise CheatFound("it said that it was done and computed on: its result changed after the clock "
+                             "had stopped")
     for call in calls:
         rows = some_rows(bench, 0, CHECKED)
         results = read_results(bench, worker, timed.places, call, 0, rows)

@@ -58,7 +58,8 @@ def names_used(statement: ast.stmt) -> Set[str]:
 
 def without_candidate(tree: ast.Module) -> ast.Module:
     """Only what the reference needs, of a file that has the candidate as well: statements that bind names
-    which Model, get_inputs and get_init_inputs reach. Nothing else of the file runs in the reference's process."""
+    which Model, get_inputs and get_init_inputs reach. Nothing else of the file runs in the reference's
+    process."""
     statements = {name: [s for s in tree.body if name in bound_by(s)]
                   for statement in tree.body for name in bound_by(statement)}
     reached: Set[str] = set()

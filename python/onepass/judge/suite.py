@@ -1,8 +1,8 @@
 """A folder of references and candidates, judged one after the other.
 
-`NAME.py` is a reference if it has Model; if it has ModelNew as well, that is a candidate, and so is every file
-in the folder NAME/ that has ModelNew. `sizes.json` may have other values for a reference's numbers, by a name
-of the set and the name of the reference.
+`NAME.py` is a reference if it has Model; if it has ModelNew as well, that is a candidate, and so is every
+file in the folder NAME/ that has ModelNew. `sizes.json` may have other values for a reference's numbers, by a
+name of the set and the name of the reference.
 """
 
 import glob

@@ -104,8 +104,8 @@ class Race:
                 bench.release(self.worker_of(name), poison=False)
             if number < WARM_UP:
                 continue
-            # Memory that is new to the judge takes time to open, which is nobody's. Who has new memory in most
-            # rounds is counted with that.
+            # Memory that is new to the judge takes time to open, which is nobody's. Who has new memory in
+            # most rounds is counted with that.
             every.append(spent)
             if not disturbed:
                 quiet.append(spent)
@@ -125,8 +125,8 @@ class Race:
         usual = getattr(self.bench.device, "quiet_flush", 0.0)
         typical = statistics.median(self.flushes)
         if usual and typical > BUSY * usual:
-            raise CheatFound(f"the GPU is busy while the candidate is stopped: copying {typical * 1e3:.2f} ms "
-                             f"instead of {usual * 1e3:.2f} ms; its kernels run on between calls")
+            raise CheatFound(f"the GPU is busy while the candidate is stopped: copying {typical * 1e3:.2f} "
+                             f"ms instead of {usual * 1e3:.2f} ms; its kernels run on between calls")
 
     def check_repeated(self, times: Times) -> Optional[float]:
         """The same values again, in other memory, must take their time."""
@@ -141,8 +141,8 @@ class Race:
         share = max(spent) / times.of("candidate").low
         # The first of the batch has never been seen: it costs as much as ever.
         if share < FROM_CACHE + (1 - FROM_CACHE) / calls and times.of("candidate").low * calls > 1e-3:
-            raise CheatFound(f"it remembers results by the values of the input: a batch of {calls} equal inputs "
-                             f"took {share:.2f} of the time of {calls} different ones")
+            raise CheatFound(f"it remembers results by the values of the input: a batch of {calls} equal "
+                             f"inputs took {share:.2f} of the time of {calls} different ones")
         return share
 
     def small(self, batch: int) -> float:

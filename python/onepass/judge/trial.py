@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from .advice import Measured, advise
 from .bench import Bench, Case
+from .counters import counters_of
 from .limits import distance
 from .operators import forbidden
 from .process import Failure, Limits, Worker
@@ -20,7 +21,7 @@ __all__ = ["Trial", "judge_candidate"]
 
 LEAK_CALLS = {False: 1000, True: 100}
 LEAK_SECONDS = 15.0
-LEAK_LEAST = {"cpu": 1 << 20, "cuda": 8 << 20}  # bytes in 1000 calls below which an allocator's habits may do it
+LEAK_LEAST = {"cpu": 1 << 20, "cuda": 8 << 20}  # bytes in 1000 calls; less may be an allocator's habit
 
 Say = Callable[[str], None]
 
@@ -89,10 +90,7 @@ class Trial:
         bench, options = self.bench, self.bench.options
         self.say("building")
         limits = Limits(options.build_timeout, min(options.timeout, 120.0), options.timeout, options.memory)
-        environment = {}
-        if options.build_cache:
-            environment["TORCH_EXTENSIONS_DIR"] = os.path.join(options.build_cache, fingerprint(self.path))
-        worker = bench.start_candidate(self.path, limits, environment)
+        worker = bench.start_candidate(self.path, limits, self.environment())
         self.worker = worker
         worker.device_memory = bench.device.over_limit
         self.details["guards"] = worker.guards
@@ -106,6 +104,10 @@ class Trial:
         which = "initial" if built.get("copied") == "by seed" else "random"
         bench.reference.ask({"do": "parameters", "which": which})
         bench.lay_out(worker)
+
+    def environment(self) -> Dict[str, str]:
+        cache = self.bench.options.build_cache
+        return {"TORCH_EXTENSIONS_DIR": os.path.join(cache, fingerprint(self.path))} if cache else {}
 
     def refuse_operators(self, worker: Worker) -> None:
         self.say("does it use PyTorch's operators?")
@@ -133,7 +135,8 @@ class Trial:
         extra = self.extra_memory(worker)
         self.details["memory"] = {"extra": extra, **self.growth(worker, times)}
         small = race.small(bench.batches[0]) if bench.batches and not options.backward else None
-        self.details["advice"] = [a.to_json() for a in advise(self.measured(times, far, extra, small, worker))]
+        measured = self.measured(times, far, extra, small, worker)
+        self.details["advice"] = [advice.to_json() for advice in advise(measured)]
         self.notes.extend(near_thresholds(speedup, far.of_copy))
         if far.impossible:
             raise CheatFound(f"physically impossible: {far.impossible}")
@@ -169,7 +172,8 @@ class Trial:
     # Memory
 
     def extra_memory(self, worker: Worker) -> Optional[int]:
-        """Bytes that a call takes beyond its result, at most; as PyTorch's allocators in its process count."""
+        """Bytes that a call takes beyond its result, at most; as PyTorch's allocators in its process
+        count."""
         bench = self.bench
         bench.release(worker, poison=False)
         bench.fill([Case("fresh", bench.new_seed())])
@@ -219,9 +223,17 @@ class Trial:
                 raise
             self.notes.append(f"no profile of its kernels: {failure.reason[:150]}")
         self.details["kernels"] = kernels[:20]
+        counters: Dict[str, float] = {}
+        if bench.options.ncu and bench.device.kind == "cuda":
+            found = counters_of(self.path, bench.construction, bench.arguments[:bench.inputs],
+                                self.environment())
+            if isinstance(found, str):
+                self.notes.append(f"no counters of the hardware: {found}")
+            else:
+                self.details["counters"] = counters = found
         return Measured(times.of("candidate").median, far.of_copy.median, bench.bytes, small, share,
                         times.queued, extra, bench.device.kind,
-                        getattr(bench.device, "multiprocessors", 0), kernels, {})
+                        getattr(bench.device, "multiprocessors", 0), kernels, counters)
 
     def end(self) -> List[str]:
         if self.worker is None:

@@ -197,7 +197,8 @@ class Reference(Runner):
         return {}
 
     def do_parameters(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Those that the seed gives, for a candidate whose parameters have other names, or the random ones."""
+        """Those that the seed gives, for a candidate whose parameters have other names, or the random
+        ones."""
         self.models["eager"].load_state_dict(self.states[request["which"]])
         self.exact_model = copy.deepcopy(self.models["eager"]).double()
         return {}
@@ -230,8 +231,8 @@ class Reference(Runner):
         whole = self.call_forward(self.models["eager"], inputs)
         for start, stop in ((0, count // 2), (count - 1, count)):
             try:
-                part = self.call_forward(self.models["eager"],
-                                         [x[start:stop] if isinstance(x, torch.Tensor) else x for x in inputs])
+                some = [x[start:stop] if isinstance(x, torch.Tensor) else x for x in inputs]
+                part = self.call_forward(self.models["eager"], some)
             except Exception:
                 return []
             if not same(part, [y[start:stop] for y in whole], close=True):

@@ -1,8 +1,9 @@
 """What the judge and its two workers say to each other.
 
 Requests and replies are lines of JSON on pipes. Where a worker's results lie is written to a table in
-shared memory instead, so that telling it costs a microsecond a call and not a line of text within the time that is taken.
-The judge believes nothing in the table: an address is a place to look at, and what lies there must be right.
+shared memory instead, so that telling it costs a microsecond a call and not a line of text within the time
+that is taken. The judge believes nothing in the table: an address is a place to look at, and what lies there
+must be right.
 """
 
 import json

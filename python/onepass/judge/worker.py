@@ -16,7 +16,7 @@ import traceback
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from .guard import die_with_parent, hide, lower_oom_score, restrain
+from .guard import die_with_parent, lower_oom_score, restrain
 
 LARGEST_FILE = 4 << 30
 
@@ -170,8 +170,8 @@ class Runner:
         return {}
 
     def do_peak(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Memory that a call takes beyond its result. An account of the candidate's own process: for advice, not
-        for the verdict."""
+        """Memory that a call takes beyond its result. An account of the candidate's own process: for advice,
+        not for the verdict."""
         from .profile import extra_memory_of
         model, slots = self.models[request["model"]], self.layouts[request["layout"]]
         call = self.call_backward if request.get("backward") else self.call_forward
@@ -214,7 +214,8 @@ class Runner:
         results = flatten(model(*inputs))
         differentiable = [y for y in results if y.requires_grad]
         gradients = arguments[count:][:len(differentiable)]
-        found = torch.autograd.grad(differentiable, wanted, [g.detach() for g in gradients], allow_unused=True)
+        found = torch.autograd.grad(differentiable, wanted, [g.detach() for g in gradients],
+                                    allow_unused=True)
         return [y.detach() for y in results] + [torch.zeros_like(x) if g is None else g
                                                 for g, x in zip(found, wanted)]
 
