@@ -80,7 +80,6 @@ class Bench:
                 return
             except Failure as failure:
                 self.close()
-                self.device.forget()
                 if not guarded or device.kind != "cuda":
                     raise
                 self.weaken(failure)
@@ -132,6 +131,7 @@ class Bench:
         return left
 
     def close(self) -> None:
+        self.device.forget()
         for worker in self.workers:
             worker.close()
         self.workers.clear()
@@ -255,4 +255,4 @@ def read_table(worker: Worker) -> List[Place]:
     try:
         return worker.table.read()
     except ValueError as error:
-        raise Failure("protocol", str(error), worker.tail(), cheats=True) from None
+        raise worker.failure("protocol", str(error), cheats=True) from None

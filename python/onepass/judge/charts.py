@@ -164,7 +164,8 @@ def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
         parts.append(
             f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
             f"<title>{escape(text)}</title></circle>"
-            + line("whisker", middle + 7, height, middle + 15, place) + text_at(left, place + 4, text) + "</g>")
+            + line("whisker", middle + 7, height, middle + 15, place)
+            + text_at(left, place + 4, text) + "</g>")
     return parts
 
 

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from .memory import Driver, Spec, device_bytes, shared_memory
-from .process import Failure, Worker, own_memory, read_text
-from .wire import DTYPES, Place
+from .process import Worker, own_memory, read_text
+from .wire import DTYPES, HERE, Place
 
 __all__ = ["Cpu", "Cuda", "Device", "open_device"]
 
@@ -185,11 +185,11 @@ class Cuda(Device):
             opened = self.driver.open(place.handle)
             _, size = self.driver.allocation_of(opened)
         except OSError as error:
-            raise Failure("protocol", f"its result cannot be opened: {error}", worker.tail()) from None
+            raise worker.failure("protocol", f"its result cannot be opened: {error}") from None
         self.opened += new
         offset = place.address - place.base
         if offset < 0 or offset + place.bytes > size:
-            raise Failure("protocol", "its result lies outside of its memory", worker.tail(), cheats=True)
+            raise worker.failure("protocol", "its result lies outside of its memory", cheats=True)
         part = device_bytes(opened + offset, place.bytes, self.device)
         return part.view(DTYPES[place.dtype]).as_strided(place.shape, place.strides)
 
@@ -197,7 +197,7 @@ class Cuda(Device):
         if place.bytes == 0:
             return torch.empty(place.shape, dtype=DTYPES[place.dtype], device=self.device)
         if place.address % place.itemsize:
-            raise Failure("protocol", "its result lies at an odd address", worker.tail(), cheats=True)
+            raise worker.failure("protocol", "its result lies at an odd address", cheats=True)
         copy = self.view(worker, place).clone(memory_format=torch.contiguous_format)
         torch.cuda.synchronize()
         return copy
@@ -227,7 +227,7 @@ class Cuda(Device):
              elements: Elements) -> Peek:
         found: Peek = {}
         for place in places:
-            if place.call not in calls or not 0 <= place.part < len(elements) or not place.handle:
+            if place.call not in calls or not 0 <= place.part < len(elements) or not place.flags & HERE:
                 continue
             shape, coordinates = elements[place.part]
             if place.shape == shape and place.dtype >= 0 and place.bytes and shape:

@@ -39,7 +39,7 @@ def distance(bench: Bench, times: Times) -> Distance:
         speed = (needed + bench.output_bytes) / candidate.median
         impossible = (
             f"{candidate.median * 1e3:.3g} ms for {bench.bytes / 1e6:.4g} MB is {speed / 1e9:.4g} GB/s, "
-            f"where this memory reads {read_speed / 1e9:.4g} and writes {write_speed / 1e9:.4g} GB/s at most: "
-            f"the least possible is {floor * 1e3:.3g} ms. The work is not done in the time that is taken, or not "
-            "done at all")
+            f"where this memory reads {read_speed / 1e9:.4g} and writes {write_speed / 1e9:.4g} GB/s at "
+            f"most: the least possible is {floor * 1e3:.3g} ms. The work is not done in the time that is "
+            "taken, or not done at all")
     return Distance(bench.bytes, times.ratio("copy", "candidate"), copy_speed, floor, impossible)

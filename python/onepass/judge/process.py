@@ -164,8 +164,9 @@ class Worker:
     def descendants(self) -> List[int]:
         """Those of the worker, and orphans that fell to the judge."""
         strangers = self.siblings() | {self.pid}
-        return (living_descendants(self.pid, strangers)
-                + living_descendants(os.getpid(), strangers))
+        own = living_descendants(self.pid, strangers)
+        # The reference is trusted to leave none, and must not let go on what a candidate has left.
+        return own if self.role == "reference" else own + living_descendants(os.getpid(), strangers)
 
     def freeze(self) -> None:
         """Returns when every thread has stopped."""
@@ -288,6 +289,11 @@ class Worker:
             return Failure("crash", f"crashed: {signal_name(-status)}", self.tail())
         return Failure("exit", f"ended with status {status} before it had answered", self.tail())
 
+    def failure(self, kind: str, reason: str, cheats: bool = False) -> Failure:
+        found = Failure(kind, reason, self.tail(), cheats)
+        found.role = self.role
+        return found
+
     def tail(self) -> str:
         """The last lines of what it printed, without what a terminal would obey."""
         try:
@@ -314,8 +320,8 @@ class Worker:
                     raise OSError("the end")
                 done += count
         except (OSError, OverflowError) as error:
-            raise Failure("protocol", f"its result lies where there is no memory to read "
-                          f"({size} bytes at {address:#x}: {error})", self.tail(), cheats=True) from None
+            raise self.failure("protocol", f"its result lies where there is no memory to read ({size} bytes at "
+                               f"{address:#x}: {error})", cheats=True) from None
         finally:
             alarm.cancel()
         return data

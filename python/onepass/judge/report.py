@@ -119,7 +119,8 @@ font-size:12.5px;white-space:nowrap}
 .at-the-limit{color:var(--limit)}.accepted{color:var(--accepted)}.good{color:var(--good)}
 .rethink{color:var(--rethink)}.slower{color:var(--slower)}.wrong,.broken,.cheating{color:var(--bad)}
 .skipped{color:var(--none)}
-.panel{background:var(--panel);border:1px solid var(--line);border-radius:10px;padding:16px 18px;overflow-x:auto}
+.panel{background:var(--panel);border:1px solid var(--line);border-radius:10px;padding:16px 18px;
+overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{font-size:12.5px;color:var(--soft);font-weight:600}
@@ -240,8 +241,8 @@ def roofline_section(measured: Sequence[Judgement]) -> str:
                             d["time"]["candidate_ms"]["median"] / 1e3, d["time"]["eager_ms"]["median"] / 1e3))
     copy = sorted(lines)[len(lines) // 2]
     return section("How far from the limit", "Time of a call against the bytes that must move. The line is "
-                   f"the copy, {copy / 1e9:.4g} GB/s; on it nothing is left to gain. A thread leads from PyTorch "
-                   "(hollow) down to the candidates.", roofline(points, copy))
+                   f"the copy, {copy / 1e9:.4g} GB/s; on it nothing is left to gain. A thread leads from "
+                   "PyTorch (hollow) down to the candidates.", roofline(points, copy))
 
 
 def details_section(judgements: Sequence[Judgement]) -> str:

@@ -100,7 +100,6 @@ def judge_suite(folder: str, options: Options, device: Device, sizes: Dict[str, 
                 if bench is None or bench.path != os.path.abspath(pair.reference):
                     if bench:
                         bench.close()
-                        device.forget()
                     bench = None
                     name = os.path.splitext(os.path.basename(pair.reference))[0]
                     overrides = {**options.overrides, **sizes.get(name, {})}
@@ -111,7 +110,6 @@ def judge_suite(folder: str, options: Options, device: Device, sizes: Dict[str, 
                 yield skipped(pair, f"the reference fails: {failure.reason}")
                 if bench:
                     bench.close()
-                    device.forget()
                 bench = None
     finally:
         if bench:

@@ -149,11 +149,10 @@ class Race:
         """Seconds of a call on little data."""
         bench = self.bench
         calls = max(1, min(bench.slots, 16))
-        cases = [Case("fresh", bench.new_seed(), batch) for _ in range(calls)]
         idle = self.idle(calls, str(batch))
         spent = []
         for _ in range(5):
-            self.prepare(cases)
+            self.prepare([Case("fresh", bench.new_seed(), batch) for _ in range(calls)])
             spent.append((self.once("candidate", range(calls), str(batch)) - idle) / calls)
         return max(statistics.median(spent), 0.0)
 
