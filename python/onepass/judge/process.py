@@ -320,8 +320,8 @@ class Worker:
                     raise OSError("the end")
                 done += count
         except (OSError, OverflowError) as error:
-            raise self.failure("protocol", f"its result lies where there is no memory to read ({size} bytes at "
-                               f"{address:#x}: {error})", cheats=True) from None
+            raise self.failure("protocol", "its result lies where there is no memory to read "
+                               f"({size} bytes at {address:#x}: {error})", cheats=True) from None
         finally:
             alarm.cancel()
         return data
