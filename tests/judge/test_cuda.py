@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import HONEST, Judge, forward, why_no_cuda
+from onepass.judge.devices import Device
 
 if why_no_cuda():
     pytest.skip(f"the judge on a GPU: {why_no_cuda()}", allow_module_level=True)
@@ -10,12 +11,10 @@ PASSED = ("slower", "rethink", "good", "accepted", "at the limit")
 BUSY = 20_000_000  # cycles, about 10 ms
 
 
-@pytest.fixture(scope="session", params=["cuda"])
-def device(request: pytest.FixtureRequest) -> object:
-    from onepass.judge.devices import open_device
-    opened = open_device("cuda", 2)
-    yield opened
-    opened.close()
+@pytest.fixture(autouse=True)
+def _on_a_gpu(device: Device) -> None:
+    if device.kind != "cuda":
+        pytest.skip("for GPUs only")
 
 
 def test_a_side_stream_counts(against: Judge) -> None:

@@ -21,7 +21,6 @@ class Device:
     """What both have."""
     kind: str
     name: str
-    clock_noise: float  # seconds by which two equal batches may differ
     least_batch: float  # seconds that a timed batch should take
     opened = 0  # allocations of other processes that had to be opened so far
 
@@ -104,7 +103,7 @@ def last_level_cache() -> int:
 
 class Cpu(Device):
     """Results are read out of the frozen process, wherever it has put them."""
-    kind, clock_noise, least_batch = "cpu", 100e-6, 0.02
+    kind, least_batch = "cpu", 0.02
 
     def __init__(self, threads: int) -> None:
         self.name = f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
@@ -149,7 +148,7 @@ class Cpu(Device):
 class Cuda(Device):
     """Results are opened by their handles. A frozen process's kernels run on, so a few elements of the
     results are looked at before the clock stops: who says that it is done must be done."""
-    kind, clock_noise, least_batch = "cuda", 30e-6, 0.01
+    kind, least_batch = "cuda", 0.01
 
     def __init__(self, threads: int) -> None:
         self.device = torch.device("cuda", 0)
@@ -173,10 +172,10 @@ class Cuda(Device):
         self.memory = None
         torch.cuda.empty_cache()
         self.memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-        base, _ = self.driver.allocation_of(self.memory.data_ptr())
+        base, whole = self.driver.allocation_of(self.memory.data_ptr())
         self.driver.exported.clear()
         torch.cuda.synchronize()
-        return {"do": "arena", "size": size, "handle": self.driver.export(base).hex(),
+        return {"do": "arena", "size": size, "handle": self.driver.export(base, whole).hex(),
                 "offset": self.memory.data_ptr() - base}
 
     def view(self, worker: Worker, place: Place) -> torch.Tensor:

@@ -118,7 +118,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.exported: Dict[int, bytes] = {}
+        self.exported: Dict[Tuple[int, int], bytes] = {}
         self.opened: Dict[bytes, int] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -134,13 +134,13 @@ class Driver:
         self.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
 
-    def export(self, base: int) -> bytes:
+    def export(self, base: int, size: int) -> bytes:
         """The handle of an allocation. Kept, as long as nothing says that it was freed."""
-        if base not in self.exported:
+        if (base, size) not in self.exported:
             handle = _Handle()
             self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
-            self.exported[base] = ctypes.string_at(ctypes.byref(handle), 64)
-        return self.exported[base]
+            self.exported[(base, size)] = ctypes.string_at(ctypes.byref(handle), 64)
+        return self.exported[(base, size)]
 
     def open(self, handle: bytes) -> int:
         """The address of another process's allocation in this one. It stays open."""

@@ -34,13 +34,6 @@ class Judgement(NamedTuple):
                 "verdict": self.verdict, "reason": self.reason, "exit_status": self.exit_status,
                 **self.details}
 
-    @staticmethod
-    def of_json(line: Dict[str, Any]) -> "Judgement":
-        named = ("reference", "candidate", "verdict", "reason")
-        details = {key: value for key, value in line.items()
-                   if key not in (*named, "format", "exit_status")}
-        return Judgement(*(line[name] for name in named), details)
-
 
 def grade(speedup: Estimate, of_copy: Optional[Estimate]) -> str:
     if of_copy and of_copy.median >= AT_THE_LIMIT:

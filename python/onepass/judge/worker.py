@@ -108,7 +108,7 @@ class Runner:
         torch = self.torch
         start = time.monotonic()
         module = load_module(self.options["path"], "candidate")
-        made = torch.load(request["construction"], map_location="cpu", **unrestricted(torch))
+        made = torch.load(request["construction"], map_location="cpu", weights_only=False)
         self.values = made["values"]
         torch.manual_seed(request["seed"])
         model = module.ModelNew(*made["arguments"])
@@ -255,7 +255,7 @@ class Runner:
         address, base, size, handle = result.data_ptr(), 0, 0, b""
         if self.driver and here and address:
             base, size = self.driver.allocation_of(address)
-            handle = self.driver.export(base)
+            handle = self.driver.export(base, size)
         return self.Place(call, part, 1 | 2 * here, dtype, address, base, size, tuple(result.shape),
                           tuple(result.stride()), handle)
 
@@ -269,10 +269,6 @@ def load_module(path: str, name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def unrestricted(torch: Any) -> Dict[str, bool]:
-    return {"weights_only": False}
 
 
 def copy_parameters(model: Any, state: Dict[str, Any]) -> str:
