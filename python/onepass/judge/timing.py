@@ -130,7 +130,7 @@ class Race:
 
     def check_repeated(self, times: Times) -> Optional[float]:
         """The same values again, in other memory, must take their time. Pairs of batches, one after the
-        other, so that a machine that is busy for a while is no evidence; and more before anybody is accused."""
+        other, so that a machine that is busy for a while is no evidence; and more before one is accused."""
         calls = times.calls
         if calls < 2 or times.of("candidate").median * calls < 1e-3:
             return None
@@ -141,8 +141,8 @@ class Race:
             shares += [self.repeated_share(times, number % 2 == 0) for number in range(CONFIRMING_ROUNDS)]
         if max(shares) < limit:
             raise CheatFound(f"it remembers results by the values of the input: a batch of {calls} equal "
-                             f"inputs took at most {max(shares):.2f} of the time of {calls} different ones, in "
-                             f"each of {len(shares)} tries")
+                             f"inputs took at most {max(shares):.2f} of the time of {calls} different "
+                             f"ones, in each of {len(shares)} tries")
         return statistics.median(shares)
 
     def repeated_share(self, times: Times, fresh_first: bool) -> float:
