@@ -6,7 +6,7 @@
 #   asan      the same under AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan      the thread tests under ThreadSanitizer
 #   clang     compiles without a warning with Clang, too; the C tests
-#   python    the PyTorch package, with the newest PyTorch and with 2.0.1; on a GPU, too
+#   python    the PyTorch package and its judge, with the newest PyTorch and with 2.0.1; on a GPU, too
 #   cuda      every CUDA kernel under compute-sanitizer; needs a GPU
 #   valgrind  onepass check --quick loses no memory
 #   fuzz      any bytes as a description are a status
@@ -136,7 +136,7 @@ build_python_package() { # python
 
 # The tests of the package with a PyTorch, or why not.
 test_with_torch() { # version
-  local torch_python status
+  local torch_python status=0
   if ! torch_python=$(scripts/find_torch.sh "$1" 2>"build/torch-$1.reason"); then
     skip "the PyTorch package with PyTorch ($1): $(cat "build/torch-$1.reason")"
     [ "${CI:-}" != true ]
@@ -146,10 +146,23 @@ test_with_torch() { # version
     build_python_package "$torch_python" || return 1
   fi
   "$torch_python" -c 'import torch; print("-- PyTorch", torch.__version__)'
-  PYTHONPATH=build/python-package PYTHONDONTWRITEBYTECODE=1 "$torch_python" -m pytest -q -rs \
-    -p no:cacheprovider tests/python | tee "build/torch-$1.out"
+  run_pytest "$torch_python" "build/torch-$1.out" tests/python || status=1
+  # The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats.
+  if [ "$1" = current ]; then
+    run_pytest "$torch_python" "build/judge-$1.out" tests/judge || status=1
+  else
+    run_pytest "$torch_python" "build/judge-$1.out" tests/judge -k "honest or parts or precision or fork" || status=1
+  fi
+  return "$status"
+}
+
+run_pytest() { # python output argument...
+  local python=$1 output=$2 status
+  shift 2
+  PYTHONPATH=build/python-package PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs \
+    -p no:cacheprovider "$@" | tee "$output"
   status=${PIPESTATUS[0]}
-  grep '^SKIPPED ' "build/torch-$1.out" >>"$skips"
+  grep '^SKIPPED ' "$output" >>"$skips"
   return "$status"
 }
 
