@@ -144,11 +144,10 @@ def merged(paths: Sequence[Path]) -> Dict[str, Any]:
 
 def main() -> int:
     options = parse_options()
-    run = merged(options.render) if options.render else measure_all(options)
+    run = report.mend_copies(merged(options.render) if options.render else measure_all(options))
     for line in report.random_summary(run):
         print(line)
-    if options.render:
-        write_json(options.json, run)
+    write_json(options.json, run)
     if options.markdown:
         options.markdown.write_text(report.markdown(run, options.plot))
     if options.plot:
