@@ -42,7 +42,9 @@ def avg_pool1d(
     if is_compiling():
         way = OPERATOR
     else:
-        way = _native.kind_or_small(input) or way_of_watched(input)
+        # On a CPU recording in Python costs no more than what PyTorch does before it pools.
+        kind = _native.kind_or_small if getattr(input, "is_cuda", False) else _native.kind
+        way = kind(input) or way_of_watched(input)
     if way == DIRECT:
         output = _native.avg_pool1d(
             input, kernel_size, stride, padding, ceil_mode, count_include_pad)
