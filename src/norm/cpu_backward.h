@@ -51,7 +51,7 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
 }
 
 /* Elements begin..n, vector by vector, the last ones as part of a vector. */
-NEVER_INLINE NAME(products)
+ALWAYS_INLINE NAME(products)
     NAME(gather_products_rest)(onepass_statistic statistic, bool centered, bool has_weight,
                                const NAME(saved) * saved, const T *x, const T *dy, const WT *weight,
                                int64_t begin, int64_t n) {
@@ -116,11 +116,11 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
 
 /* Elements begin..end of n, vector by vector. Fewer than a vector are done as part of one: what it
  * has too much of is not stored. */
-NEVER_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
-                                            bool has_weight, bool sum_weights,
-                                            const NAME(gradient) * r, T *dx, const T *x,
-                                            const T *dy, const WT *weight, C *dweight, C *dbias,
-                                            int64_t begin, int64_t end, int64_t n) {
+ALWAYS_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
+                                             bool has_weight, bool sum_weights,
+                                             const NAME(gradient) * r, T *dx, const T *x,
+                                             const T *dy, const WT *weight, C *dweight, C *dbias,
+                                             int64_t begin, int64_t end, int64_t n) {
   for (int64_t i = begin; i < end; i += W) {
     const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
     const int64_t from = i - at, to = end - at < W ? end - at : W;

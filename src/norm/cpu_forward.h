@@ -50,9 +50,8 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
 }
 
 /* Finish the sums of a chunk whose elements before `begin` are in `lanes` and, the last of them, in
- * `run`: in the order in which a chunk is always summed, whatever else is done along with it. Once a
- * row at most, so the choice of loop is made at run time to keep the code small. */
-NEVER_INLINE NAME(lanes)
+ * `run`: in the order in which a chunk is always summed, whatever else is done along with it. */
+ALWAYS_INLINE NAME(lanes)
     NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) lanes,
                       NAME(lanes) run, const T *x, C shift, int64_t begin, int64_t n) {
   int64_t i = begin;
@@ -106,9 +105,9 @@ ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bo
 
 /* Elements begin..end of n, vector by vector. Fewer than a vector are done as part of one: what it
  * has too much of is not stored. */
-NEVER_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
-                                   const NAME(scale) * s, T *y, const T *x, const WT *weight,
-                                   const WT *bias, int64_t begin, int64_t end, int64_t n) {
+ALWAYS_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
+                                    const NAME(scale) * s, T *y, const T *x, const WT *weight,
+                                    const WT *bias, int64_t begin, int64_t end, int64_t n) {
   const V none = {0};
   for (int64_t i = begin; i < end; i += W) {
     const bool whole = i + W <= end;
