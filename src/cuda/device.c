@@ -299,27 +299,10 @@ static whereabouts find_memory(const onepass_cuda_api *api, const void *address)
   return result == CUDA_SUCCESS ? at : (whereabouts){0};
 }
 
-/* Addresses that this thread has found to be a device's. Asking the driver takes a fifth of a microsecond for
- * each; an address that was once a device's is not the CPU's as long as the device is open. */
-enum { MOST_SEEN = 256 };
-static _Thread_local struct {
-  const void *address;
-  int32_t device;
-} seen[MOST_SEEN];
-
 onepass_status onepass_cuda_check_memory(const onepass_cuda_device *device, const char *name,
                                          const void *address) {
-  const uintptr_t number = (uintptr_t)address / 256 * 0x9e3779b97f4a7c15u;
-  const int place = (int)(number >> (8 * sizeof number - 8)) % MOST_SEEN;
-  if (address && seen[place].address == address && seen[place].device == device->id)
-    return ONEPASS_OK;
   const whereabouts at = find_memory(cuda(), address);
-  if (at.managed) return ONEPASS_OK;
-  if (at.type == CU_MEMORYTYPE_DEVICE && at.device == device->id) {
-    seen[place].address = address;
-    seen[place].device = device->id;
-    return ONEPASS_OK;
-  }
+  if (at.managed || (at.type == CU_MEMORYTYPE_DEVICE && at.device == device->id)) return ONEPASS_OK;
   if (at.type == CU_MEMORYTYPE_DEVICE) {
     return onepass_fail(ONEPASS_BAD_DEVICE,
                         "%s = %p: expected memory of CUDA device %d, but it is that of device %d",

@@ -32,7 +32,7 @@ typedef struct onepass_norm_args {
       f32;      /* the same three: converting them would take a kernel as long as a row */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */
-  int32_t chunks;           /* wide: packs of a thread in shared memory; stream: of a slice */
+  int32_t chunks;           /* wide: packs of a thread in shared memory */
   int32_t ring;             /* stream: rows in shared memory */
   int32_t f32_weights;      /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
   int32_t aligned;          /* ring, stream, wide: every row starts at a multiple of 16 bytes */

@@ -1,12 +1,12 @@
-/* What a thread has of a row: packs of 16 aligned bytes, the first and the last of which may be partly
- * another row's. Gathering the sums of packs, and writing what they become. */
+/* What a thread has of a row: packs of 16 aligned bytes, or an element of those that are partly another
+ * row's. Gathering the sums of packs, and writing what they become. */
 #ifndef ONEPASS_NORM_CUDA_SLICES_CUH
 #define ONEPASS_NORM_CUDA_SLICES_CUH
 
 #include "norm/cuda_common.cuh"
 
-/* For other devices than compute capability 9.0 the compiler uses more registers for the same: a second copy
- * of the work on a row, without its special cases, would make it spill there. */
+/* For other devices than compute capability 9.0 the compiler uses more registers for the same: what is only
+ * known earlier than it must be would make it spill there. */
 #if __CUDA_ARCH__ == 900
 enum { SAVES_REGISTERS = 0 };
 #else
@@ -25,10 +25,9 @@ struct slice_span {
   __device__ slice_span(const T *first, int length, bool aligned)
       : begin(aligned ? 0 : (int)((uintptr_t)first % SECTOR / sizeof(T))), end(begin + length) {}
   __device__ bool holds(int at) const { return at >= begin && at + VEC <= end; }
-  __device__ bool has(int position) const { return position >= begin && position < end; }
 };
 
-/* A row, or a slice or a chunk of one, of which the packs that are all its own are dealt out to `threads`
+/* A row, or a slice of one, of which the packs that are all its own are dealt out to `threads`
  * threads, `packs` each, and the few elements before and behind them to the lanes of the last warp: none has
  * special cases to look for. */
 template <class T>
