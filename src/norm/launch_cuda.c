@@ -264,7 +264,12 @@ static bool fit_ring(choice *c, bool broad) {
   const int64_t registers = small && c->size < 8 ? 80 : small || large ? 168 : 128;
   const int64_t resident = least(REGISTERS / (registers * threads),
                                  c->device->shared_multiprocessor / ((int64_t)l->shared + 2048));
-  l->grid = blocks_in_phase(c, most(1, resident) * c->device->multiprocessors);
+  int64_t blocks = most(1, resident) * c->device->multiprocessors;
+  /* Of few rows, several a block: each block's sums of dweight and dbias are written and read again. */
+  if (c->summed) {
+    blocks = least(blocks, most(c->device->multiprocessors, onepass_divide_up(c->rows, 4)));
+  }
+  l->grid = blocks_in_phase(c, blocks);
   l->launches = 1;
   return l->grid > 0;
 }

@@ -47,6 +47,7 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
                             .padding = p->padding,
                             .backward = p->backward,
                             .count_include_pad = p->count_include_pad,
+                            .uniform = onepass_pool_is_uniform(p),
                             .one_over_kernel = p->one_over_kernel,
                             .tiles = l->tiles,
                             .lanes = l->lanes,

@@ -16,6 +16,7 @@ typedef struct onepass_pool_args {
   /* The pooling itself. */
   int64_t length, pooled, kernel, stride, padding;
   int32_t backward, count_include_pad;
+  int32_t uniform; /* every window is divided by the kernel */
   double one_over_kernel;
   /* windows: outputs begin..end need no element beyond the line and no divisor but the kernel. */
   int64_t plain_begin, plain_end;

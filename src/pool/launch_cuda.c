@@ -25,8 +25,7 @@ static const struct {
                      SMALL(7, 1), SMALL(8, 1), SMALL(16, 1), SMALL(2, 2), SMALL(3, 2),
                      SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
 
-/* Whether every window is divided by the kernel's size. */
-static bool is_uniform(const onepass_pool_problem *p) {
+bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
   return p->count_include_pad &&
          (p->pooled - 1) * p->stride + p->kernel <= p->length + 2 * p->padding;
 }
@@ -36,7 +35,7 @@ static const char *small_kernel_of(const onepass_pool_problem *p) {
   if (p->backward && p->stride != 1) return NULL;
   for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
     if (small_kernels[i].kernel == p->kernel && small_kernels[i].stride == p->stride) {
-      return is_uniform(p) ? small_kernels[i].uniform : small_kernels[i].name;
+      return onepass_pool_is_uniform(p) ? small_kernels[i].uniform : small_kernels[i].name;
     }
   }
   return NULL;
@@ -64,6 +63,26 @@ static size_t tile_bytes(const onepass_pool_problem *p) {
   return (size_t)(BLOCK * SLOTS * 16 * step + p->kernel * size + 64);
 }
 
+/* Lines whose outputs lie back to back, of any length that 32 bits can count, with few terms an output. */
+static bool choose_flat(const onepass_pool_problem *p, onepass_pool_launch *l) {
+  static const char *const of_kernel[] = {"windows_flat",   "windows_flat_1", "windows_flat_2",
+                                          "windows_flat_3", "windows_flat_4", "windows_flat_5",
+                                          "windows_flat_6", "windows_flat_7", "windows_flat_8"};
+  const int64_t outputs = onepass_pool_outputs(p), lines = p->lines.count;
+  const int64_t vec = 16 / onepass_type_size(p->type), limit = INT32_MAX / 4;
+  const int role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
+  if (p->lines.ndim > 1 || (lines > 1 && p->lines.stride[role][0] != outputs)) return false;
+  if (lines == 0 || outputs == 0 || p->length > limit || p->padding > limit ||
+      p->kernel > MOST_TERMS || p->stride > limit / most(1, p->pooled)) {
+    return false;
+  }
+  const bool is_window = !p->backward || (p->stride == 1 && onepass_pool_is_uniform(p));
+  l->name = is_window ? of_kernel[p->kernel <= 8 ? p->kernel : 0] : "windows_flat_backward";
+  l->grid = divide_up(outputs * lines + vec - 1, vec * BLOCK);
+  l->flat = true;
+  return true;
+}
+
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int64_t terms = p->backward ? divide_up(p->kernel, p->stride) : p->kernel;
   const int64_t lines = p->lines.count, outputs = onepass_pool_outputs(p);
@@ -73,6 +92,8 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
   l->name = l->lanes ? NULL : small_kernel_of(p);
   if (l->name) {
     l->shared = tile_bytes(p);
+  } else if (choose_flat(p, l)) {
+    return l->grid <= INT32_MAX;
   } else if (terms <= MOST_TERMS) {
     l->name = "windows_any";
   } else if (overlaps && p->kernel <= LONGEST_DOUBLED / size) {

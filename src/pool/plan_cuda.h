@@ -12,6 +12,7 @@ typedef struct onepass_pool_launch {
   int32_t block;
   size_t shared;
   int32_t tiles, lanes, lines_of_block, tile; /* as in onepass_pool_args */
+  bool flat;                                  /* all lines are one row of outputs */
   bool many_terms;                            /* in an output that one thread adds up */
 } onepass_pool_launch;
 
@@ -19,6 +20,9 @@ typedef struct onepass_pool_launch {
 bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_pool_launch *launch);
+
+/* Whether every window is divided by the kernel's size. */
+bool onepass_pool_is_uniform(const onepass_pool_problem *problem);
 
 /* Elements of a line of y, or backward of dx. */
 int64_t onepass_pool_outputs(const onepass_pool_problem *problem);

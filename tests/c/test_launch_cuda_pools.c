@@ -93,7 +93,12 @@ static void expect_windows(const pool_trial *t) {
   const pool_case *of = &t->of;
   const int64_t step = of->backward ? 1 : of->stride;
   long long kernel = 0, stride = 0;
-  if (sscanf(l->name, "windows_%lld_%lld", &kernel, &stride) == 2) {
+  if (strncmp(l->name, "windows_flat", 12) == 0) {
+    POOL(l->flat && of->kernel <= 32 && of->length <= INT32_MAX / 4);
+    POOL(l->grid == divide_up(t->outputs * of->lines + 16 / t->size - 1, 16 / t->size * l->block));
+    POOL(sscanf(l->name, "windows_flat_%lld", &kernel) != 1 || kernel == of->kernel);
+    POOL(!of->backward || of->stride == 1 || strcmp(l->name, "windows_flat_backward") == 0);
+  } else if (sscanf(l->name, "windows_%lld_%lld", &kernel, &stride) == 2) {
     /* small_windows has the inputs of a whole tile in shared memory, from any alignment on. */
     const int64_t outputs = (int64_t)l->block * 4 * (16 / t->size);
     POOL(kernel == of->kernel && stride == of->stride && (!of->backward || stride == 1));
@@ -187,8 +192,9 @@ static void test_known_pools_have_known_kernels(void) {
       {{false, false, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
       {{true, false, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
       {{false, false, BF16, 8192, 65536, 2, 2, 0}, ONEPASS_CUDA_WINDOWS, "windows_2_2"},
-      {{true, false, BF16, 8192, 65536, 2, 2, 0}, ONEPASS_CUDA_WINDOWS, "windows_any"},
-      {{false, false, F32, 8192, 100, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_any"},
+      {{true, false, BF16, 8192, 65536, 2, 2, 0}, ONEPASS_CUDA_WINDOWS, "windows_flat_backward"},
+      {{false, false, F32, 8192, 100, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
+      {{false, false, F32, 8192, 100, 9, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_flat"},
       {{false, false, F32, 8192, 65536, 1000, 1, 0}, ONEPASS_CUDA_WINDOWS, "windows_doubled"},
       {{false, false, F32, 8192, 65536, 1000, 1000, 0}, ONEPASS_CUDA_WINDOWS, "windows_warp"},
       {{false, true, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_STRIDED, "windows_strided"},
