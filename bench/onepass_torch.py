@@ -24,7 +24,8 @@ from cases import DIRECTIONS, OPS, Case
 __all__ = ["EPS", "Call", "OnepassError", "Plan", "Tensors", "load_library"]
 
 EPS = 1e-5  # layer_norm's; l1_norm has none here
-ROLES = ("x", "weight", "bias", "y", "mean", "rstd", "dy", "dx", "dweight", "dbias")
+ROLES = ("x", "weight", "bias", "y", "mean", "rstd", "dy", "dx", "dweight", "dbias",
+         "residual", "sum", "dsum", "running_mean", "running_var", "indices")
 DTYPE_CODES = {torch.float32: (2, 32), torch.bfloat16: (4, 16)}
 DEVICE_CODES = {"cpu": 1, "cuda": 2}
 
@@ -56,13 +57,15 @@ class Buffers(ctypes.Structure):
 
 class Norm(ctypes.Structure):
     _fields_ = [("op", c_int32), ("direction", c_int32), ("axis", c_int32), ("reduction", c_int32),
-                ("eps", c_double)]
+                ("eps", c_double), ("axes", c_int32), ("clamp", c_int32), ("groups", c_int64),
+                ("use_running", c_int32), ("momentum", c_double), ("activation", c_int32)]
 
 
 class Pool(ctypes.Structure):
     _fields_ = [("op", c_int32), ("direction", c_int32), ("spatial", c_int32),
                 ("kernel", c_int64 * 3), ("stride", c_int64 * 3), ("padding", c_int64 * 3),
-                ("ceil_mode", c_int32), ("count_include_pad", c_int32)]
+                ("ceil_mode", c_int32), ("count_include_pad", c_int32), ("dilation", c_int64 * 3),
+                ("divisor", c_int64), ("adaptive", c_int32), ("p", c_double)]
 
 
 class Options(ctypes.Structure):

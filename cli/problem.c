@@ -7,8 +7,9 @@
 #include "buffers.h"
 
 const char *role_name(role role) {
-  static const char *const names[ROLES] = {"x",    "weight", "bias", "y",       "mean",
-                                           "rstd", "dy",     "dx",   "dweight", "dbias"};
+  static const char *const names[ROLES] = {
+      "x",       "weight", "bias",     "y",   "mean", "rstd",         "dy",          "dx",
+      "dweight", "dbias",  "residual", "sum", "dsum", "running_mean", "running_var", "indices"};
   return names[role];
 }
 
@@ -224,7 +225,13 @@ onepass_buffers operand_buffers(const operand operands[ROLES]) {
                            .dy = operands[DY].data,
                            .dx = operands[DX].data,
                            .dweight = operands[DWEIGHT].data,
-                           .dbias = operands[DBIAS].data};
+                           .dbias = operands[DBIAS].data,
+                           .residual = operands[RESIDUAL].data,
+                           .sum = operands[SUM].data,
+                           .dsum = operands[DSUM].data,
+                           .running_mean = operands[RUNNING_MEAN].data,
+                           .running_var = operands[RUNNING_VAR].data,
+                           .indices = operands[INDICES].data};
 }
 
 onepass_status problem_plan(const problem *problem, const operand operands[ROLES],
@@ -235,16 +242,24 @@ onepass_status problem_plan(const problem *problem, const operand operands[ROLES
     tensors[role] = operand_tensor(&operands[role]);
     used[role] = operands[role].ndim > 0 ? &tensors[role] : NULL;
   }
-  onepass_tensors all = {used[X],    used[WEIGHT], used[BIAS], used[Y],       used[MEAN],
-                         used[RSTD], used[DY],     used[DX],   used[DWEIGHT], used[DBIAS]};
+  onepass_tensors all;
+  memcpy(&all, used, sizeof all);
   if (problem->op == OP_AVG_POOL1D) {
-    onepass_pool pool = {ONEPASS_AVG_POOL,   problem->direction,        1,
-                         {problem->kernel},  {problem->stride},         {problem->padding},
-                         problem->ceil_mode, problem->count_include_pad};
+    onepass_pool pool = {.op = ONEPASS_AVG_POOL,
+                         .direction = problem->direction,
+                         .spatial = 1,
+                         .kernel = {problem->kernel},
+                         .stride = {problem->stride},
+                         .padding = {problem->padding},
+                         .ceil_mode = problem->ceil_mode,
+                         .count_include_pad = problem->count_include_pad};
     return onepass_plan_pool(plan, &pool, &all, options);
   }
-  onepass_norm norm = {problem->op == OP_L1_NORM ? ONEPASS_L1_NORM : ONEPASS_LAYER_NORM,
-                       problem->direction, problem->axis, problem->reduction, problem->eps};
+  onepass_norm norm = {.op = problem->op == OP_L1_NORM ? ONEPASS_L1_NORM : ONEPASS_LAYER_NORM,
+                       .direction = problem->direction,
+                       .axis = problem->axis,
+                       .reduction = problem->reduction,
+                       .eps = problem->eps};
   return onepass_plan_norm(plan, &norm, &all, options);
 }
 

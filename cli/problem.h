@@ -9,7 +9,25 @@
 
 typedef enum op_kind { OP_L1_NORM, OP_LAYER_NORM, OP_AVG_POOL1D, OP_COUNT } op_kind;
 
-typedef enum role { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, ROLES } role;
+typedef enum role {
+  X,
+  WEIGHT,
+  BIAS,
+  Y,
+  MEAN,
+  RSTD,
+  DY,
+  DX,
+  DWEIGHT,
+  DBIAS,
+  RESIDUAL,
+  SUM,
+  DSUM,
+  RUNNING_MEAN,
+  RUNNING_VAR,
+  INDICES,
+  ROLES
+} role;
 
 typedef struct problem {
   op_kind op;

@@ -10,6 +10,7 @@
  *   run        onepass_run: does the work on any buffers of the planned shapes, as often as needed
  *
  * or, in one call, onepass_l1_norm, onepass_layer_norm, onepass_avg_pool1d and their _backward.
+ * Every other member of the two families is reached by its description.
  *
  * What holds for every function here:
  *
@@ -94,7 +95,7 @@ typedef struct onepass_device {
 } onepass_device;
 
 typedef struct onepass_dtype {
-  uint8_t code; /* 2: IEEE float, 4: bfloat */
+  uint8_t code; /* 0: signed integer, 2: IEEE float, 4: bfloat */
   uint8_t bits;
   uint16_t lanes; /* always 1 */
 } onepass_dtype;
@@ -103,6 +104,7 @@ static const onepass_dtype ONEPASS_F32 = {2, 32, 1};
 static const onepass_dtype ONEPASS_F64 = {2, 64, 1};
 static const onepass_dtype ONEPASS_F16 = {2, 16, 1};
 static const onepass_dtype ONEPASS_BF16 = {4, 16, 1};
+static const onepass_dtype ONEPASS_I64 = {0, 64, 1}; /* indices only */
 
 typedef struct onepass_tensor {
   void *data; /* not looked at by onepass_plan_*; may be NULL there, and for tensors without
@@ -117,13 +119,16 @@ typedef struct onepass_tensor {
 
 /* The tensors of a call by their part in it. Leave what the call does not use NULL. Which are used:
  *
- *                      reads                              writes
- *   norm forward       x, weight?, bias?                  y, mean?, rstd?
- *   norm backward      x, dy, weight?, mean, rstd         dx, dweight?, dbias?
- *   pool forward       x                                  y
- *   pool backward      dy                                 dx
+ *                      reads                                  writes
+ *   norm forward       x, residual?, weight?, bias?           y, sum?, mean?, rstd?,
+ *                                                             running_mean?, running_var?
+ *   norm backward      x, dy, dsum?, weight?, bias?,          dx, dweight?, dbias?
+ *                      mean, rstd
+ *   pool forward       x                                      y, indices?
+ *   pool backward      dy, and indices, or x and y            dx
  *
- * (? = may be NULL; l1_norm has no weight, bias, mean or rstd.) */
+ * ? = may be NULL. What a member of the family has no use for must be NULL; onepass_norm_op and
+ * onepass_pool_op say which those are. */
 typedef struct onepass_tensors {
   const onepass_tensor *x;
   const onepass_tensor *weight;
@@ -135,6 +140,12 @@ typedef struct onepass_tensors {
   const onepass_tensor *dx;
   const onepass_tensor *dweight;
   const onepass_tensor *dbias;
+  const onepass_tensor *residual;     /* added to x before anything else */
+  const onepass_tensor *sum;          /* x + residual, which backward takes as its x */
+  const onepass_tensor *dsum;         /* the gradient of sum, added to dx */
+  const onepass_tensor *running_mean; /* read with use_running, otherwise moved on */
+  const onepass_tensor *running_var;
+  const onepass_tensor *indices; /* where in its plane each maximum is */
 } onepass_tensors;
 
 /* The addresses of the first elements, for onepass_run. The same names, and the same ones in use.
@@ -150,44 +161,101 @@ typedef struct onepass_buffers {
   void *dx;
   void *dweight;
   void *dbias;
+  const void *residual;
+  void *sum;
+  const void *dsum;
+  void *running_mean;
+  void *running_var;
+  void *indices;
 } onepass_buffers;
 
 /* ---- Descriptions ---------------------------------------------------------------------------- */
 
 typedef enum onepass_direction { ONEPASS_FORWARD = 0, ONEPASS_BACKWARD = 1 } onepass_direction;
 
+/* d stands for what a row is divided by: the operator's norm of the row, plus eps or, with `clamp`,
+ * not less than eps. A row is what one statistic is gathered over. */
 typedef enum onepass_norm_op {
-  /* y = x / (mean|x| + eps) or x / (sum|x| + eps) over one axis. In the gradient sign(0) is 0. */
+  /* y = x / d, the norm being mean|x| or sum|x|. In the gradient sign(0) is 0. */
   ONEPASS_L1_NORM = 0,
-  /* y = (x - mean) / sqrt(variance + eps) * weight + bias over the axes from `axis` to the last. */
-  ONEPASS_LAYER_NORM = 1
+  /* y = (x - mean) / sqrt(variance + eps) * weight + bias. */
+  ONEPASS_LAYER_NORM = 1,
+  /* y = x / d, the norm being sqrt(sum x^2). Over all axes this is the Frobenius norm. */
+  ONEPASS_L2_NORM = 2,
+  /* y = x / sqrt(mean(x^2) + eps) * weight. */
+  ONEPASS_RMS_NORM = 3,
+  /* As layer_norm, over the channels of a group and all that is behind them, for each batch: x is
+   * (N, C, ...), with C a multiple of `groups`; as many groups as channels are an instance norm. */
+  ONEPASS_GROUP_NORM = 4,
+  /* As layer_norm, over all but the channels: x is (N, C, ...). With use_running the mean and the
+   * variance are running_mean and running_var. */
+  ONEPASS_BATCH_NORM = 5
 } onepass_norm_op;
 
 typedef enum onepass_reduction { ONEPASS_MEAN = 0, ONEPASS_SUM = 1 } onepass_reduction;
 
+/* What is done to y last; exact: x * Phi(x), tanh: PyTorch's approximation of it. */
+typedef enum onepass_activation {
+  ONEPASS_NO_ACTIVATION = 0,
+  ONEPASS_RELU = 1,
+  ONEPASS_GELU = 2,
+  ONEPASS_GELU_TANH = 3,
+  ONEPASS_SILU = 4
+} onepass_activation;
+
+/* Fields that an operator has no use for are 0.
+ *
+ *                axes         weight, bias        saved        also
+ *   l1_norm      axis, axes   -                   -            reduction, clamp
+ *   l2_norm      axis, axes   -                   rstd = 1/d   clamp
+ *   layer_norm   axis, axes   as those axes       mean, rstd   residual, activation
+ *   rms_norm     axis, axes   weight alone        rstd         residual, activation
+ *   group_norm   -            of C                mean, rstd   groups, residual, activation, running
+ *   batch_norm   -            of C                mean, rstd   running, residual, activation
+ *
+ * running: without use_running, running_mean and running_var, if given, become
+ * (1 - momentum) * what they were + momentum * what the rows of their channel have on average, the
+ * variance counted with n - 1. With use_running they are the statistic and mean and rstd, if asked for,
+ * say what was used; backward then treats them as constants. */
 typedef struct onepass_norm {
   onepass_norm_op op;
   onepass_direction direction;
-  int32_t axis; /* l1_norm: the axis. layer_norm: the first normalized axis, so -k means
-                   the last k axes. Negative counts from the end. */
-  onepass_reduction reduction; /* l1_norm only; layer_norm takes ONEPASS_MEAN */
-  double eps;                  /* added to the denominator (l1_norm) or the variance (layer_norm) */
+  int32_t axis;                /* the first normalized axis; negative counts from the end */
+  onepass_reduction reduction; /* l1_norm only; the others take ONEPASS_MEAN */
+  double eps;                  /* in the denominator (l1, l2) or beside the variance (others) */
+  int32_t axes;  /* how many axes from `axis` on; 0: to the last, but for l1_norm and l2_norm one */
+  int32_t clamp; /* the denominator is max(norm, eps), as in PyTorch's normalize */
+  int64_t groups;      /* group_norm */
+  int32_t use_running; /* group_norm with a group a channel, batch_norm */
+  double momentum;     /* of running_mean and running_var: 0 to 1 */
+  onepass_activation activation;
 } onepass_norm;
 
 typedef enum onepass_pool_op {
   /* The mean of each window. The divisor is PyTorch's, see docs/numerics.md. */
-  ONEPASS_AVG_POOL = 0
+  ONEPASS_AVG_POOL = 0,
+  /* The largest of each window, a NaN if there is one. indices, which backward needs, tell where in
+   * the input's plane it was: the first of several, the last of several NaNs, as in PyTorch. */
+  ONEPASS_MAX_POOL = 1,
+  /* (the sum of x^p over each window)^(1/p), as in PyTorch. Backward reads x and y. */
+  ONEPASS_LP_POOL = 2
 } onepass_pool_op;
 
+/* kernel[0] belongs to the first of the pooled axes. */
 typedef struct onepass_pool {
   onepass_pool_op op;
   onepass_direction direction;
-  int32_t spatial; /* how many of the last axes the window slides over; now always 1 */
+  int32_t spatial; /* how many of the last axes the window slides over: 1 to 3 */
   int64_t kernel[3];
   int64_t stride[3];
-  int64_t padding[3]; /* on both sides, at most half the kernel */
+  int64_t padding[3]; /* on both sides, at most half the kernel; avg_pool and max_pool */
   int32_t ceil_mode;
-  int32_t count_include_pad;
+  int32_t count_include_pad; /* avg_pool */
+  int64_t dilation[3]; /* max_pool: from one element of a window to the next; 0 stands for 1 */
+  int64_t divisor;     /* avg_pool: if not 0, what every sum is divided by */
+  int32_t adaptive; /* avg_pool, max_pool: y's (dy's) sizes decide on the windows; all above but op,
+                       direction and spatial is left 0 */
+  double p;         /* lp_pool: above 0 */
 } onepass_pool;
 
 /* How long the pooled axis becomes, exactly as in PyTorch. Fails where a plan would fail. */
@@ -233,10 +301,13 @@ typedef struct onepass_plan onepass_plan;
 /* Check the description against the tensors and choose how to run it. On ONEPASS_OK *plan is a plan
  * that the caller destroys; otherwise *plan is NULL.
  *
- * Types: x, y, dy and dx have one type: f32, f64, f16 or bf16. weight, bias, dweight and dbias have
- * one type too: x's, or f32 with f16 and bf16. mean and rstd are f64 for f64 and f32 otherwise.
- * Shapes: y, dy and dx (of a norm) as x; weight, bias, dweight and dbias as the normalized axes;
- * mean and rstd as the remaining axes, with or without ones in place of the normalized ones.
+ * Types: x, residual, sum, dsum, y, dy and dx have one type: f32, f64, f16 or bf16. weight, bias,
+ * dweight, dbias, running_mean and running_var have one type too: x's, or f32 with f16 and bf16. mean
+ * and rstd are f64 for f64 and f32 otherwise. indices are ONEPASS_I64.
+ * Shapes: residual, sum, dsum, y, dy and dx (of a norm) as x; weight, bias, dweight and dbias as the
+ * normalized axes, or (C) of group_norm and batch_norm, as are running_mean and running_var; mean and
+ * rstd as the remaining axes, with or without ones in place of the normalized ones, of group_norm
+ * (N, groups), of batch_norm (C). indices as y.
  * Layouts: any strides are right, contiguous ones are fast. Inputs may repeat elements (stride 0);
  * outputs may not. */
 ONEPASS_API onepass_status onepass_plan_norm(onepass_plan **plan, const onepass_norm *norm,
@@ -268,7 +339,7 @@ ONEPASS_API onepass_status onepass_run(const onepass_plan *plan, const onepass_b
 
 /* What a plan will do. Strings are the library's own and live as long as it does. */
 typedef struct onepass_plan_info {
-  const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d" */
+  const char *op;     /* "l1_norm", "layer_norm", "avg_pool1d", ... */
   const char *kernel; /* how: "rows", "split_rows", "columns", "dense_windows", ...; on a GPU
                          "warps", "blocks", ... as in onepass_cuda_kernel */
   const char *vector; /* "sse2", "avx2", "avx512", "neon", "neon_bf16"; "double": reference;

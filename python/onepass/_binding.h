@@ -70,7 +70,25 @@ int read_address(const State *state, PyObject *object, void **address);
 int is_compact(const onepass_tensor *tensor);
 
 /* In the order of onepass_tensors and onepass_buffers. */
-enum { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, ROLES };
+enum {
+  X,
+  WEIGHT,
+  BIAS,
+  Y,
+  MEAN,
+  RSTD,
+  DY,
+  DX,
+  DWEIGHT,
+  DBIAS,
+  RESIDUAL,
+  SUM,
+  DSUM,
+  RUNNING_MEAN,
+  RUNNING_VAR,
+  INDICES,
+  ROLES
+};
 
 typedef struct {
   int pools; /* which of the two descriptions it is */

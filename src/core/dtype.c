@@ -5,15 +5,14 @@
 static const struct {
   onepass_dtype dtype;
   const char *name;
-} types[ONEPASS_TYPE_COUNT] = {
-    [ONEPASS_TYPE_F32] = {{2, 32, 1}, "f32"},
-    [ONEPASS_TYPE_F64] = {{2, 64, 1}, "f64"},
-    [ONEPASS_TYPE_F16] = {{2, 16, 1}, "f16"},
-    [ONEPASS_TYPE_BF16] = {{4, 16, 1}, "bf16"},
+} types[] = {
+    [ONEPASS_TYPE_F32] = {{2, 32, 1}, "f32"}, [ONEPASS_TYPE_F64] = {{2, 64, 1}, "f64"},
+    [ONEPASS_TYPE_F16] = {{2, 16, 1}, "f16"}, [ONEPASS_TYPE_BF16] = {{4, 16, 1}, "bf16"},
+    [ONEPASS_TYPE_I64] = {{0, 64, 1}, "i64"},
 };
 
 onepass_type onepass_type_of(onepass_dtype dtype) {
-  for (int type = 0; type < ONEPASS_TYPE_COUNT; type++) {
+  for (int type = 0; type <= ONEPASS_TYPE_I64; type++) {
     const onepass_dtype known = types[type].dtype;
     if (dtype.code == known.code && dtype.bits == known.bits && dtype.lanes == known.lanes) {
       return (onepass_type)type;

@@ -1,4 +1,4 @@
-/* The four element types, and single elements of them as doubles. */
+/* The four element types, and single elements of them as doubles; and the type of indices. */
 #ifndef ONEPASS_CORE_DTYPE_H
 #define ONEPASS_CORE_DTYPE_H
 
@@ -13,6 +13,7 @@ typedef enum onepass_type {
   ONEPASS_TYPE_F16,
   ONEPASS_TYPE_BF16,
   ONEPASS_TYPE_COUNT,
+  ONEPASS_TYPE_I64 = ONEPASS_TYPE_COUNT, /* of indices, which are no elements */
   ONEPASS_TYPE_UNKNOWN = -1
 } onepass_type;
 

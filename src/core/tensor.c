@@ -9,8 +9,9 @@ _Static_assert(sizeof(onepass_tensors) == ONEPASS_ROLE_COUNT * sizeof(void *), "
 _Static_assert(sizeof(onepass_buffers) == ONEPASS_ROLE_COUNT * sizeof(void *), "a role each");
 
 const char *onepass_role_name(onepass_role role) {
-  static const char *const names[] = {"x",    "weight", "bias", "y",       "mean",
-                                      "rstd", "dy",     "dx",   "dweight", "dbias"};
+  static const char *const names[] = {
+      "x",       "weight", "bias",     "y",   "mean", "rstd",         "dy",          "dx",
+      "dweight", "dbias",  "residual", "sum", "dsum", "running_mean", "running_var", "indices"};
   return names[role];
 }
 
@@ -101,7 +102,7 @@ static bool repeats_elements(const onepass_layout *layout) {
 }
 
 static onepass_status read_tensor(const onepass_tensor *tensor, const char *name, bool written,
-                                  onepass_layout *layout) {
+                                  bool indices, onepass_layout *layout) {
   if (tensor->ndim < 1 || tensor->ndim > ONEPASS_MAX_NDIM) {
     return onepass_fail(ONEPASS_BAD_NDIM, "%s.ndim = %d: expected 1 to %d", name, (int)tensor->ndim,
                         ONEPASS_MAX_NDIM);
@@ -112,10 +113,10 @@ static onepass_status read_tensor(const onepass_tensor *tensor, const char *name
   }
   layout->ndim = tensor->ndim;
   layout->type = onepass_type_of(tensor->dtype);
-  if (layout->type == ONEPASS_TYPE_UNKNOWN) {
-    return onepass_fail(ONEPASS_BAD_DTYPE,
-                        "%s.dtype = {code %d, bits %d, lanes %d}: expected f32, f64, f16 or bf16",
-                        name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+  if (layout->type == ONEPASS_TYPE_UNKNOWN || (layout->type == ONEPASS_TYPE_I64) != indices) {
+    return onepass_fail(ONEPASS_BAD_DTYPE, "%s.dtype = {code %d, bits %d, lanes %d}: expected %s",
+                        name, tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes,
+                        indices ? "i64" : "f32, f64, f16 or bf16");
   }
   onepass_status status = read_sizes(tensor, name, layout);
   if (status == ONEPASS_OK) status = read_strides(tensor, name, layout);
@@ -169,7 +170,8 @@ onepass_status onepass_read_tensors(const onepass_tensors *tensors, onepass_sign
                           (int)tensor->device.type, (int)tensor->device.id,
                           (int)layouts->device.type, (int)layouts->device.id, first);
     }
-    status = read_tensor(tensor, name, signature.written & ONEPASS_BIT(role), &layouts->of[role]);
+    status = read_tensor(tensor, name, signature.written & ONEPASS_BIT(role),
+                         role == ONEPASS_ROLE_INDICES, &layouts->of[role]);
     if (status != ONEPASS_OK) return status;
     layouts->present |= ONEPASS_BIT(role);
   }

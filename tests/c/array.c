@@ -257,10 +257,14 @@ static void *address_of(const onepass_tensor *tensor) {
 
 onepass_buffers buffers_of(const onepass_tensors *tensors) {
   onepass_buffers buffers = {
-      address_of(tensors->x),     address_of(tensors->weight), address_of(tensors->bias),
-      address_of(tensors->y),     address_of(tensors->mean),   address_of(tensors->rstd),
-      address_of(tensors->dy),    address_of(tensors->dx),     address_of(tensors->dweight),
-      address_of(tensors->dbias),
+      address_of(tensors->x),           address_of(tensors->weight),
+      address_of(tensors->bias),        address_of(tensors->y),
+      address_of(tensors->mean),        address_of(tensors->rstd),
+      address_of(tensors->dy),          address_of(tensors->dx),
+      address_of(tensors->dweight),     address_of(tensors->dbias),
+      address_of(tensors->residual),    address_of(tensors->sum),
+      address_of(tensors->dsum),        address_of(tensors->running_mean),
+      address_of(tensors->running_var), address_of(tensors->indices),
   };
   return buffers;
 }

@@ -6,16 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const role_name[ROLES] = {"x",    "weight", "bias", "y",       "mean",
-                                      "rstd", "dy",     "dx",   "dweight", "dbias"};
+const char *const role_name[ROLES] = {
+    "x",       "weight", "bias",     "y",   "mean", "rstd",         "dy",          "dx",
+    "dweight", "dbias",  "residual", "sum", "dsum", "running_mean", "running_var", "indices"};
 const char *const kind_name[KINDS] = {"l1_norm",    "l1_norm_backward",
                                       "layer_norm", "layer_norm_backward",
                                       "avg_pool1d", "avg_pool1d_backward"};
 
 /* i: input, o: output, p: optional output, q: optional input; in the order of enum role. */
 static const char role_use[KINDS][ROLES + 1] = {
-    [L1_FORWARD] = "i--o------",     [L1_BACKWARD] = "i-----io--",  [LAYER_FORWARD] = "iqqopp----",
-    [LAYER_BACKWARD] = "iq--iiiopp", [POOL_FORWARD] = "i--o------", [POOL_BACKWARD] = "------io--",
+    [L1_FORWARD] = "i--o------------",    [L1_BACKWARD] = "i-----io--------",
+    [LAYER_FORWARD] = "iqqopp----------", [LAYER_BACKWARD] = "iq--iiiopp------",
+    [POOL_FORWARD] = "i--o------------",  [POOL_BACKWARD] = "------io--------",
 };
 
 int role_is_used(enum kind kind, enum role role) { return role_use[kind][role] != '-'; }
@@ -169,11 +171,14 @@ static const onepass_tensor *tensor_or_null(const array *a) { return a ? &a->ten
 
 onepass_tensors call_tensors(const call *c) {
   onepass_tensors tensors = {
-      tensor_or_null(c->role[X]),       tensor_or_null(c->role[WEIGHT]),
-      tensor_or_null(c->role[BIAS]),    tensor_or_null(c->role[Y]),
-      tensor_or_null(c->role[MEAN]),    tensor_or_null(c->role[RSTD]),
-      tensor_or_null(c->role[DY]),      tensor_or_null(c->role[DX]),
-      tensor_or_null(c->role[DWEIGHT]), tensor_or_null(c->role[DBIAS]),
+      tensor_or_null(c->role[X]),           tensor_or_null(c->role[WEIGHT]),
+      tensor_or_null(c->role[BIAS]),        tensor_or_null(c->role[Y]),
+      tensor_or_null(c->role[MEAN]),        tensor_or_null(c->role[RSTD]),
+      tensor_or_null(c->role[DY]),          tensor_or_null(c->role[DX]),
+      tensor_or_null(c->role[DWEIGHT]),     tensor_or_null(c->role[DBIAS]),
+      tensor_or_null(c->role[RESIDUAL]),    tensor_or_null(c->role[SUM]),
+      tensor_or_null(c->role[DSUM]),        tensor_or_null(c->role[RUNNING_MEAN]),
+      tensor_or_null(c->role[RUNNING_VAR]), tensor_or_null(c->role[INDICES]),
   };
   return tensors;
 }

@@ -9,7 +9,25 @@
 
 #include "array.h"
 
-enum role { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, ROLES };
+enum role {
+  X,
+  WEIGHT,
+  BIAS,
+  Y,
+  MEAN,
+  RSTD,
+  DY,
+  DX,
+  DWEIGHT,
+  DBIAS,
+  RESIDUAL,
+  SUM,
+  DSUM,
+  RUNNING_MEAN,
+  RUNNING_VAR,
+  INDICES,
+  ROLES
+};
 extern const char *const role_name[ROLES];
 
 enum kind {

@@ -34,7 +34,8 @@ STATUS = (
 ).split()
 DEVICES = {"cpu": 1, "cuda": 2}  # onepass_device.type
 CUDA_KERNELS = 9  # ONEPASS_CUDA_KERNEL_COUNT
-ROLES = "x weight bias y mean rstd dy dx dweight dbias".split()
+ROLES = ("x weight bias y mean rstd dy dx dweight dbias"
+         " residual sum dsum running_mean running_var indices").split()
 
 
 class Device(ctypes.Structure):
@@ -72,6 +73,12 @@ class Norm(ctypes.Structure):
         ("axis", c_int32),
         ("reduction", c_int32),
         ("eps", c_double),
+        ("axes", c_int32),
+        ("clamp", c_int32),
+        ("groups", c_int64),
+        ("use_running", c_int32),
+        ("momentum", c_double),
+        ("activation", c_int32),
     ]
 
 
@@ -85,6 +92,10 @@ class Pool(ctypes.Structure):
         ("padding", c_int64 * 3),
         ("ceil_mode", c_int32),
         ("count_include_pad", c_int32),
+        ("dilation", c_int64 * 3),
+        ("divisor", c_int64),
+        ("adaptive", c_int32),
+        ("p", c_double),
     ]
 
 
