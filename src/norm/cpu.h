@@ -153,14 +153,38 @@ static inline double onepass_round_to_sums(onepass_type sums_type, double x) {
   return sums_type == ONEPASS_TYPE_F64 ? x : (double)(float)x;
 }
 
+/* What a row of this norm is divided by. */
+static inline double onepass_denominator_of(const onepass_norm_problem *problem, double norm) {
+  if (problem->clamp) return norm < problem->eps ? problem->eps : norm;
+  return norm + problem->eps;
+}
+
+/* Operators that subtract no mean: how much of z times (sum of g z) the gradient takes off. Where a
+ * length is clamped, or is 0, it changes nothing. */
+static inline double onepass_share_of_products(const onepass_norm_problem *problem, double rstd) {
+  if (problem->op->denominator != ONEPASS_BY_LENGTH) return problem->one_over_n;
+  const double rest = 1 - problem->eps * rstd; /* the length's share of the denominator */
+  if (rest <= 0x1p-20) return 0;
+  return problem->clamp ? 1 : 1 / rest;
+}
+
 static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *problem,
                                                   onepass_row_sums sums) {
   const onepass_type sums_type = onepass_type_of_sums(problem->type);
   onepass_row_scale row = {0};
   if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
-    row.denominator = sums.a * (problem->divide_by_count ? problem->one_over_n : 1) + problem->eps;
+    row.denominator = onepass_denominator_of(
+        problem, sums.a * (problem->divide_by_count ? problem->one_over_n : 1));
     row.scale = 1 / row.denominator;
     row.exact = onepass_needs_division(sums_type, row.denominator);
+  } else if (problem->op->denominator != ONEPASS_BY_DEVIATION) {
+    /* The squares of the elements themselves, from those about their mean. */
+    const double mean_square = sums.b * problem->one_over_n + sums.a * sums.a;
+    row.rstd = row.scale =
+        problem->op->denominator == ONEPASS_BY_RMS
+            ? 1 / __builtin_sqrt(mean_square + problem->eps)
+            : 1 / onepass_denominator_of(
+                      problem, __builtin_sqrt(mean_square * (double)problem->elements.count));
   } else {
     const double variance = sums.b * problem->one_over_n;
     row.mean = sums.a;
@@ -184,10 +208,17 @@ static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_pr
   onepass_row_gradient row = {0};
   if (problem->op->statistic == ONEPASS_STATISTIC_ABS) {
     const double share = problem->divide_by_count ? one_over_n : 1;
-    row.denominator = sums.a * share + problem->eps;
+    row.denominator = onepass_denominator_of(problem, sums.a * share);
     row.scale = 1 / row.denominator;
     row.slope = sums.b / row.denominator / row.denominator * share;
+    if (problem->clamp && sums.a * share < problem->eps) row.slope = 0;
     row.exact = onepass_needs_division(onepass_type_of_sums(problem->type), row.denominator);
+  } else if (problem->op->denominator != ONEPASS_BY_DEVIATION) {
+    row.rstd = rstd;
+    row.centered = onepass_is_delicate(0, rstd);
+    const double dot = row.centered ? sums.b : rstd * sums.b;
+    row.by_z = -rstd * dot * onepass_share_of_products(problem, rstd);
+    row.by_deviation = row.by_z * rstd;
   } else {
     row.mean = mean;
     row.rstd = rstd;

@@ -18,13 +18,30 @@ typedef enum onepass_statistic {
   ONEPASS_STATISTIC_COUNT
 } onepass_statistic;
 
+/* What the moments of a row are made into. */
+typedef enum onepass_denominator {
+  ONEPASS_BY_DEVIATION, /* sqrt(variance + eps), the mean being subtracted */
+  ONEPASS_BY_RMS,       /* sqrt(mean of squares + eps) */
+  ONEPASS_BY_LENGTH     /* sqrt(sum of squares), plus eps or not below it */
+} onepass_denominator;
+
+typedef enum onepass_norm_view {
+  ONEPASS_VIEW_AXES,    /* a row spans some neighbouring axes */
+  ONEPASS_VIEW_GROUPS,  /* (N, C, ...): some channels of one batch and all that is behind them */
+  ONEPASS_VIEW_CHANNELS /* (N, C, ...): all batches of one channel */
+} onepass_norm_view;
+
 typedef struct onepass_norm_reference onepass_norm_reference;
 
 typedef struct onepass_norm_operator {
   const char *name;
   onepass_statistic statistic;
-  bool trailing_axes;   /* a row spans the axes from `axis` to the last, not just `axis` */
+  onepass_denominator denominator; /* MOMENTS */
+  onepass_norm_view view;
+  bool trailing_axes; /* if not told, a row spans the axes from `axis` to the last, not just one */
   bool takes_reduction; /* ONEPASS_SUM is possible */
+  bool takes_clamp;
+  bool takes_fusions; /* a residual before and an activation behind */
   onepass_signature forward, backward;
   void (*reference_forward)(const onepass_norm_reference *row);
   void (*reference_backward)(const onepass_norm_reference *row);
@@ -45,6 +62,10 @@ typedef struct onepass_norm_problem {
   onepass_norm_strategy strategy;
   bool backward;
   bool divide_by_count; /* the statistic is a mean, not a sum */
+  bool clamp;           /* the denominator is not less than eps, rather than eps more */
+  bool use_running;     /* the statistic is given */
+  onepass_activation activation;
+  double momentum;
   bool packed;         /* some rows are not dense in memory: copy chunks of them before and after */
   bool stream;         /* what moves exceeds the caches: write past them */
   bool packed_weights; /* weight or bias is not dense: copy them first */
@@ -58,12 +79,17 @@ typedef struct onepass_norm_problem {
       held_weight_type;  /* as the CPU's kernels read them: that, or f32 if they are widened */
   onepass_walk rows;     /* over the rows */
   onepass_walk elements; /* over the elements of a row */
-  int lane_axis;         /* COLUMNS: the axis of `rows` that lies dense in memory */
-  int64_t row_block;     /* ROWS backward: rows whose dweight and dbias are summed together */
-  int64_t strip;         /* COLUMNS: rows done together */
-  int64_t tasks;         /* pieces for the threads to share */
-  int64_t chunks;        /* of a row, each summed by itself */
-  int64_t segment;       /* SPLIT: elements of all rows done together */
+  /* With weights by channel: the C channels are in `groups` rows (VIEW_GROUPS) or a row each
+   * (VIEW_CHANNELS) of every batch, and a channel of a batch is a cell of `spatial` elements. */
+  int64_t batches, channels, groups;
+  onepass_walk cells;   /* [batches, channels], never merged */
+  onepass_walk spatial; /* over the elements of a cell */
+  int lane_axis;        /* COLUMNS: the axis of `rows` that lies dense in memory */
+  int64_t row_block;    /* ROWS backward: rows whose dweight and dbias are summed together */
+  int64_t strip;        /* COLUMNS: rows done together */
+  int64_t tasks;        /* pieces for the threads to share */
+  int64_t chunks;       /* of a row, each summed by itself */
+  int64_t segment;      /* SPLIT: elements of all rows done together */
   /* Where things are in the workspace, in bytes from its start. */
   size_t sums_at, scales_at, partials_at, weights_at, scratch_at, scratch_size;
 } onepass_norm_problem;
@@ -74,12 +100,30 @@ struct onepass_norm_reference {
   const onepass_layouts *layouts;
   const onepass_buffers *buffers;
   int64_t row;
-  double *dweight, *dbias; /* running sums over the rows, backward */
+  /* Sums over the rows for every weight: dweight and dbias or, forward, what running_mean and
+   * running_var are moved by. */
+  double *by_weight, *by_bias;
 };
+
+static inline bool onepass_norm_by_channel(const onepass_norm_problem *problem) {
+  return problem->op->view != ONEPASS_VIEW_AXES;
+}
+
+/* The channel of an element of a row. */
+static inline int64_t onepass_norm_channel(const onepass_norm_problem *p, int64_t row,
+                                           int64_t element) {
+  if (p->op->view == ONEPASS_VIEW_CHANNELS) return row;
+  return row % p->groups * (p->channels / p->groups) + element / p->spatial.count;
+}
+
+/* Activations and their slopes, in double; reference.c. */
+double onepass_activate(onepass_activation activation, double x);
+double onepass_activation_slope(onepass_activation activation, double x);
 
 struct onepass_plan;
 void onepass_norm_run_reference(const struct onepass_plan *plan, const onepass_buffers *buffers,
                                 void *workspace);
+size_t onepass_norm_reference_workspace(const onepass_norm_problem *problem);
 void onepass_norm_run_cpu(const struct onepass_plan *plan, const onepass_buffers *buffers,
                           void *workspace);
 void onepass_norm_run_empty(const struct onepass_plan *plan, const onepass_buffers *buffers,
@@ -90,7 +134,7 @@ void onepass_norm_choose_cpu(struct onepass_plan *plan, int threads, onepass_vec
 
 void onepass_norm_l1_forward(const onepass_norm_reference *row);
 void onepass_norm_l1_backward(const onepass_norm_reference *row);
-void onepass_norm_layer_forward(const onepass_norm_reference *row);
-void onepass_norm_layer_backward(const onepass_norm_reference *row);
+void onepass_norm_moments_forward(const onepass_norm_reference *row);
+void onepass_norm_moments_backward(const onepass_norm_reference *row);
 
 #endif
