@@ -59,7 +59,9 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
       snprintf(name, sizeof name, "%s_stream_%s%s", n->statistic, n->direction, weights);
       break;
     case ONEPASS_CUDA_COLUMNS:
-      snprintf(name, sizeof name, "%s_columns_%s_%s", n->statistic, n->direction, width);
+      snprintf(name, sizeof name, "%s_columns_%s_%s",
+               moments && p->op->denominator != ONEPASS_BY_DEVIATION ? "squares" : n->statistic,
+               n->direction, width);
       break;
     default:
       snprintf(name, sizeof name, "%s_strided_%s", n->statistic, n->direction);
@@ -157,6 +159,8 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .f32 = {.eps = (float)p->eps,
                                     .share = p->divide_by_count ? (float)p->one_over_n : 1,
                                     .one_over_n = (float)p->one_over_n},
+                            .denominator = (int32_t)p->op->denominator,
+                            .clamp = p->clamp,
                             .team = l->team,
                             .chunks = l->chunks,
                             .ring = l->ring,

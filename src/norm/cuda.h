@@ -3,7 +3,7 @@
 #ifndef ONEPASS_NORM_CUDA_H
 #define ONEPASS_NORM_CUDA_H
 
-#include "core/tensor.h"
+#include "norm/norm.h"
 
 /* The sums of a row, of a part of it, or what follows from them, as the kernels exchange them.
  *             forward                       backward
@@ -30,6 +30,8 @@ typedef struct onepass_norm_args {
   double one_over_n;
   onepass_norm_numbers32
       f32;      /* the same three: converting them would take a kernel as long as a row */
+  int32_t denominator; /* MOMENTS: an onepass_denominator */
+  int32_t clamp;       /* the denominator is not less than eps, rather than eps more */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */
   int32_t chunks;           /* wide: packs of a thread in shared memory */

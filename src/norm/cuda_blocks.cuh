@@ -107,9 +107,24 @@ __device__ inline void blocks_forward(const norm_args &a) {
   if (MOMENTS && threadIdx.x == 0) save_moments<false>(scale, row, a);
 }
 
-/* Rows without weights, starting anywhere. The first packs of a thread wait in its registers, a.chunks more
- * in shared memory. */
-template <class T>
+/* What an element adds to the one sum of a row that is scaled and nothing else. */
+template <bool SQUARES, class T, class C, int VEC>
+__device__ inline void gather_wide(plain_sums<C, 1> &mine, const pack<T, VEC> &x) {
+  C v[VEC];
+  widen_pack(v, x);
+  if constexpr (SQUARES) {
+    C sum = 0;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) sum += v[j] * v[j];
+    mine.v[0] += sum;
+  } else {
+    add_magnitudes(mine, v);
+  }
+}
+
+/* Rows without weights, of which no mean is subtracted, starting anywhere. The first packs of a thread wait
+ * in its registers, a.chunks more in shared memory. */
+template <class T, bool SQUARES>
 __device__ inline void wide_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, PACKS = wide_packs(VEC);
@@ -136,18 +151,25 @@ __device__ inline void wide_forward(const norm_args &a) {
   sums.clear();
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    if (mine.has(i)) gather_forward<false>(sums, held[i], (C)0);
+    if (mine.has(i)) gather_wide<SQUARES>(sums, held[i]);
     stay_packed(held[i]);
   }
-  if (mine.column >= 0) gather_forward<false>(sums, end, (C)0);
+  if (mine.column >= 0) gather_wide<SQUARES>(sums, end);
   wait_for_all_but<0>();
 #pragma unroll 4
   for (int k = 0; k < a.chunks; k++) {
-    if (mine.has(PACKS + k)) gather_forward<false>(sums, *waiting.place(k, 0, 0), (C)0);
+    if (mine.has(PACKS + k)) gather_wide<SQUARES>(sums, *waiting.place(k, 0, 0));
   }
   row_scale<C> scale;
-  C none = 0;
-  find_scale<false, T>(scale, sum_block(sums, of_warps), none, true, a);
+  sums = sum_block(sums, of_warps);
+  if constexpr (SQUARES) {
+    scale = {};
+    scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
+    if (threadIdx.x == 0) save_moments<false>(scale, blockIdx.x, a);
+  } else {
+    C none = 0;
+    find_scale<false, T>(scale, sums, none, true, a);
+  }
   T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, blockIdx.x);
   const auto scaled =
       [&](const auto &elements) { /* which are no weights, but those are not looked at */

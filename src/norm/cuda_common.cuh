@@ -257,10 +257,40 @@ __device__ inline bool is_normal(double v) {
   return v >= 0x1p-1022 && v <= 0x1.fffffffffffffp1023;
 }
 
+/* What a row of this norm is divided by. */
+template <class C>
+__device__ inline C denominator_of(C norm, C eps, const norm_args &a) {
+  if (a.clamp) return norm < eps ? eps : norm;
+  return norm + eps;
+}
+
+/* Operators that subtract no mean: what the elements of a row are multiplied with. */
+template <class C>
+__device__ inline C scale_of_squares(C mean_square, const norm_args &a) {
+  if (a.denominator == ONEPASS_BY_RMS) return one_over_root(mean_square + eps_of<C>(a));
+  return 1 / denominator_of(sqrt(mean_square * (C)a.elements.count), eps_of<C>(a), a);
+}
+
+/* And how much of z times (sum of g z) the gradient takes off. Where a length is clamped, or is 0, it
+ * changes nothing. */
+template <class C>
+__device__ inline C share_of_products(C rstd, const norm_args &a) {
+  if (a.denominator != ONEPASS_BY_LENGTH) return one_over_n<C>(a);
+  const C rest = 1 - eps_of<C>(a) * rstd; /* the length's share of the denominator */
+  if (rest <= (C)0x1p-20) return 0;
+  return a.clamp ? 1 : 1 / rest;
+}
+
+/* The saved mean of a row, of operators that have one. */
+template <class C>
+__device__ inline C saved_mean(const C *mean, const norm_args &a) {
+  return a.denominator == ONEPASS_BY_DEVIATION ? *mean : (C)0;
+}
+
 template <class C>
 __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
   row_scale<C> row = {0};
-  row.denominator = (C)(sum * a.share + a.eps);
+  row.denominator = (C)denominator_of(sum * a.share, a.eps, a);
   row.scale = 1 / row.denominator;
   row.divide = !is_normal(row.scale);
   return row;
@@ -270,6 +300,10 @@ __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
 template <class C>
 __device__ inline row_scale<C> scale_by_moments(double mean, double squares, const norm_args &a) {
   row_scale<C> row = {0};
+  if (a.denominator != ONEPASS_BY_DEVIATION) {
+    row.scale = scale_of_squares((C)(squares * a.one_over_n + mean * mean), a);
+    return row;
+  }
   row.scale = one_over_root((C)(squares * a.one_over_n + a.eps));
   row.shift = (C)mean;
   row.offset = (C)((double)row.shift - mean) * row.scale;
@@ -294,9 +328,10 @@ struct row_gradient {
 template <class C>
 __device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
   row_gradient<C> row = {0};
-  row.denominator = (C)(sum * a.share + a.eps);
+  row.denominator = (C)denominator_of(sum * a.share, a.eps, a);
   row.scale = 1 / row.denominator;
   row.slope = (C)(dot * a.share) / row.denominator / row.denominator;
+  if (a.clamp && sum * a.share < a.eps) row.slope = 0;
   row.divide = !is_normal(row.scale);
   return row;
 }
@@ -309,6 +344,10 @@ __device__ inline row_gradient<C> gradient_by_moments(double sum, double dot, do
   const double offset = -of_z * a.one_over_n;
   row.mean = mean;
   row.rstd = rstd;
+  if (a.denominator != ONEPASS_BY_DEVIATION) {
+    row.by_z = -rstd * (C)dot * share_of_products(rstd, a);
+    return row;
+  }
   row.offset = (C)offset;
   row.by_z = (C)(-rstd * (dot + offset * sum) * a.one_over_n);
   row.constant = (C)(-rstd * sum * a.one_over_n);

@@ -78,7 +78,7 @@ __device__ inline void passes_gather(const norm_args &a) {
   C first = 0, mean = 0, rstd = 0;
   if (MOMENTS && !BACKWARD) first = guess_mean(x - begin, a.elements.count);
   if (MOMENTS && BACKWARD) {
-    mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    mean = saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
   }
   plain_sums<C, SUMS> mine;
@@ -157,7 +157,7 @@ __device__ inline void passes_gather_aligned(const norm_args &a) {
   const int length = (int)(rest < a.slice ? rest : a.slice);
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + begin,
           *dy = row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin;
-  const C mean = MOMENTS ? *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) : 0,
+  const C mean = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0,
           rstd = MOMENTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
   plain_sums<C, SUMS> mine;
   mine.clear();
@@ -248,9 +248,10 @@ __device__ inline void passes_merge(const norm_args &a) {
     C *found = (C *)sums;
     if (lane != 0) return;
     if constexpr (MOMENTS && BACKWARD) {
-      const row_gradient<C> gradient = gradient_by_moments<C>(
-          mine.v[0], mine.v[1], mine.v[2], *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
-          *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row), a);
+      const row_gradient<C> gradient =
+          gradient_by_moments<C>(mine.v[0], mine.v[1], mine.v[2],
+                                 saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a),
+                                 *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row), a);
       found[0] = gradient.offset;
       found[1] = gradient.by_z;
       found[2] = gradient.constant;
@@ -268,7 +269,7 @@ __device__ inline row_gradient<C> merged_gradient(const norm_args &a, int64_t ro
   const C *found = (const C *)(a.sums + row * a.segments * pass_sums<MOMENTS, true>::count);
   row_gradient<C> gradient = {0};
   if constexpr (MOMENTS) {
-    gradient.mean = *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    gradient.mean = saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     gradient.rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     gradient.offset = found[0];
     gradient.by_z = found[1];

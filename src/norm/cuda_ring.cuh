@@ -134,11 +134,12 @@ __device__ inline void ring_backward(const norm_args &a) {
     end_x.v[0] = x_rows.first[mine.column];
     end_dy.v[0] = dy_rows.first[mine.column];
   }
-  C mean = MOMENTS ? *means.first : 0, rstd = MOMENTS ? *rstds.first : 0;
+  C mean = MOMENTS ? saved_mean(means.first, a) : 0, rstd = MOMENTS ? *rstds.first : 0;
   int slot = 0, turn = 0;
   for (int row = 0; row < rows; row++) {
     const int next = row + 1 < rows ? row + 1 : row; /* there before it is needed */
-    const C next_mean = MOMENTS ? *means.at(next) : 0, next_rstd = MOMENTS ? *rstds.at(next) : 0;
+    const C next_mean = MOMENTS ? saved_mean(means.at(next), a) : 0,
+            next_rstd = MOMENTS ? *rstds.at(next) : 0;
     if (mine.column >= 0) {
       next_end_x.v[0] = x_rows.at(next)[mine.column];
       next_end_dy.v[0] = dy_rows.at(next)[mine.column];

@@ -222,6 +222,12 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
                                   bool again, const norm_args &a) {
   if constexpr (MOMENTS) {
     const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
+    if (a.denominator != ONEPASS_BY_DEVIATION) {
+      const C mean = guess + found.more;
+      scale = {};
+      scale.scale = scale_of_squares(found.squares * one_over_n<C>(a) + mean * mean, a);
+      return true;
+    }
     if (found.lossy && !again) {
       guess = rounded<T>(guess + found.more);
       return false;
@@ -232,7 +238,7 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
     scale.denominator = guess + found.more; /* the mean */
   } else {
     scale = {};
-    scale.denominator = sums.v[0] * share_of<C>(a) + eps_of<C>(a);
+    scale.denominator = denominator_of(sums.v[0] * share_of<C>(a), eps_of<C>(a), a);
     scale.scale = 1 / scale.denominator;
     scale.divide = !is_normal(scale.scale);
   }
@@ -252,13 +258,19 @@ __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums,
   if constexpr (MOMENTS) {
     row.mean = mean;
     row.rstd = rstd;
+    if (a.denominator != ONEPASS_BY_DEVIATION) {
+      row.by_z = -rstd * sums.v[1] * share_of_products(rstd, a);
+      return row;
+    }
     row.offset = -sums.v[2] * one_over_n<C>(a);
     row.by_z = -rstd * (sums.v[1] + row.offset * sums.v[0]) * one_over_n<C>(a);
     row.constant = -rstd * sums.v[0] * one_over_n<C>(a);
   } else {
-    row.denominator = sums.v[0] * share_of<C>(a) + eps_of<C>(a);
+    const C norm = sums.v[0] * share_of<C>(a);
+    row.denominator = denominator_of(norm, eps_of<C>(a), a);
     row.scale = 1 / row.denominator;
     row.slope = sums.v[1] * share_of<C>(a) / row.denominator / row.denominator;
+    if (a.clamp && norm < eps_of<C>(a)) row.slope = 0;
     row.divide = !is_normal(row.scale);
   }
   return row;

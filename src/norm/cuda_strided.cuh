@@ -12,101 +12,252 @@ __device__ inline T *any_row_of(const void *base, const norm_args &a, int role, 
   return (T *)base + offset_on(a.rows, role, row);
 }
 
-enum { COLUMNS_BLOCK = 512, STRIDED_BLOCK = 256, SUM_PARTS_BLOCK = 256 };
+enum {
+  COLUMNS_BLOCK = 256,
+  COLUMNS_KEPT = 8,
+  COLUMNS_KEPT_BACKWARD = 4,
+  STRIDED_BLOCK = 256,
+  SUM_PARTS_BLOCK = 256
+};
 
-/* L1Norm along an axis with something dense behind it. `team` lanes run along that, VEC elements
+/* ---- Rows side by side ------------------------------------------------------------------------ */
+
+/* How the rows' sums come about: magnitudes, squares, or deviations from the mean. */
+enum { COLUMNS_ABS, COLUMNS_SQUARES, COLUMNS_CENTERED };
+
+/* Sums of the threads that share a column, in each of them. */
+template <int SUMS, int VEC, class C>
+__device__ inline void sum_columns(C (&mine)[SUMS][VEC], C *shared, int lanes, int lane, int part) {
+  const int parts = COLUMNS_BLOCK / lanes;
+  __syncthreads(); /* what was there before has been read */
+#pragma unroll
+  for (int s = 0; s < SUMS; s++) {
+#pragma unroll
+    for (int j = 0; j < VEC; j++)
+      shared[((s * VEC + j) * parts + part) * lanes + lane] = mine[s][j];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int s = 0; s < SUMS; s++) {
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      C all = 0;
+      for (int p = 0; p < parts; p++) all += shared[((s * VEC + j) * parts + p) * lanes + lane];
+      mine[s][j] = all;
+    }
+  }
+}
+
+template <class T, class C>
+__device__ inline C strided_weight(const norm_args &a, const void *base, int role, int64_t element,
+                                   C otherwise) {
+  return base ? weight_at<T>(base, offset_on(a.elements, role, element), a) : otherwise;
+}
+
+/* A norm along an axis with something dense behind it. `team` lanes run along that, VEC elements
  * each; the block's other threads share the rows' elements. Rows of up to KEPT elements a
  * thread stay in registers, the others are read again. */
-template <class T, bool BACKWARD, int VEC>
-__device__ inline void columns(const norm_args &a) {
+template <class T, int VEC, int KEPT>
+struct column_strip {
   typedef typename sums_of<T>::type C;
-  const int KEPT = BACKWARD ? 4 : 8;
-  __shared__ C shared[(BACKWARD ? 2 : 1) * COLUMNS_BLOCK * VEC];
-  const int lanes = a.team, lane = threadIdx.x % lanes, part = threadIdx.x / lanes,
-            parts = COLUMNS_BLOCK / lanes;
-  const int last = a.rows.ndim - 1;
-  const int64_t inner = a.rows.size[last], strips = (inner + lanes * VEC - 1) / (lanes * VEC);
-  const int64_t column = blockIdx.x % strips * lanes * VEC + lane * VEC, n = a.elements.count;
-  const int64_t row = blockIdx.x / strips * inner;
-  const bool active = column < inner;
-  const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0],
-                dy_step = a.elements.stride[ONEPASS_ROLE_DY][0];
-  const int out_role = BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
-  const int64_t out_step = a.elements.stride[out_role][0];
-  const T *x = any_row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row) + column;
-  const T *dy = BACKWARD ? any_row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + column : NULL;
-  T *out = any_row_of<T>(BACKWARD ? a.at.dx : a.at.y, a, out_role, row) + column;
-  pack<T, VEC> kept_x[KEPT], kept_dy[BACKWARD ? KEPT : 1];
-  C sum[VEC], dot[VEC];
+  const norm_args &a;
+  int lanes, lane, part, parts;
+  int64_t row, column,
+      n; /* the number of the strip's first row, and which of its neighbours these are */
+  bool active;
+  __device__ column_strip(const norm_args &args) : a(args) {
+    lanes = a.team;
+    lane = threadIdx.x % lanes;
+    part = threadIdx.x / lanes;
+    parts = COLUMNS_BLOCK / lanes;
+    const int64_t inner = a.rows.size[a.rows.ndim - 1],
+                  strips = (inner + lanes * VEC - 1) / (lanes * VEC);
+    column = blockIdx.x % strips * lanes * VEC + lane * VEC;
+    row = blockIdx.x / strips * inner;
+    n = a.elements.count;
+    active = column < inner;
+  }
+  __device__ bool is_kept() const { return n <= (int64_t)KEPT * parts; }
+  __device__ T *first(const void *base, int role) const {
+    return any_row_of<T>(base, a, role, row) + column;
+  }
+  /* A number saved for the row of column j. */
+  __device__ C *saved(const void *base, int role, int j) const {
+    return any_row_of<C>(base, a, role, row + column + j);
+  }
+  /* Calls load(k, i) for the KEPT elements i = start + k * parts at a time, then use(k, i) for them. */
+  template <class LOAD, class USE>
+  __device__ void visit(LOAD load, USE use) const {
+    for (int64_t start = part; active && start < n; start += (int64_t)KEPT * parts) {
 #pragma unroll
-  for (int j = 0; j < VEC; j++) sum[j] = dot[j] = 0;
-  for (int64_t start = part; active && start < n; start += (int64_t)KEPT * parts) {
+      for (int k = 0; k < KEPT; k++) {
+        if (start + k * parts < n) load(k, start + k * parts);
+      }
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-      const int64_t i = start + k * parts;
-      if (i >= n) continue;
-      kept_x[k] = *(const pack<T, VEC> *)(x + i * x_step);
-      if (BACKWARD) kept_dy[k] = *(const pack<T, VEC> *)(dy + i * dy_step);
-    }
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-      if (start + k * parts >= n) continue;
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        const C v = widen(kept_x[k].v[j]);
-        sum[j] += v < 0 ? -v : v;
-        if (BACKWARD) dot[j] += v * widen(kept_dy[k].v[j]);
+      for (int k = 0; k < KEPT; k++) {
+        if (start + k * parts < n) use(k, start + k * parts);
       }
     }
   }
+};
+
+template <class T, int STATISTIC, int VEC>
+__device__ inline void columns_forward(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int KEPT = COLUMNS_KEPT;
+  __shared__ C shared[COLUMNS_BLOCK * VEC];
+  const column_strip<T, VEC, KEPT> strip(a);
+  const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0],
+                y_step = a.elements.stride[ONEPASS_ROLE_Y][0];
+  const T *x = strip.first(a.at.x, ONEPASS_ROLE_X);
+  T *y = strip.first(a.at.y, ONEPASS_ROLE_Y);
+  pack<T, VEC> kept[KEPT];
+  const auto load = [&](int k, int64_t i) { kept[k] = *(const pack<T, VEC> *)(x + i * x_step); };
+  const auto load_again = [&](int k, int64_t i) {
+    if (!strip.is_kept()) load(k, i);
+  };
+  C sum[1][VEC], shift[VEC];
+  row_scale<C> scale[VEC];
 #pragma unroll
   for (int j = 0; j < VEC; j++) {
-    shared[(j * parts + part) * lanes + lane] = sum[j];
-    if (BACKWARD) shared[COLUMNS_BLOCK * VEC + (j * parts + part) * lanes + lane] = dot[j];
+    sum[0][j] = 0;
+    shift[j] = STATISTIC == COLUMNS_CENTERED && strip.active ? widen(x[j]) : (C)0;
   }
-  __syncthreads();
-  if (!active) return;
-  row_scale<C> scale[VEC];
+  strip.visit(load, [&](int k, int64_t) {
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      const C v = widen(kept[k].v[j]);
+      sum[0][j] += STATISTIC == COLUMNS_ABS       ? (v < 0 ? -v : v)
+                   : STATISTIC == COLUMNS_SQUARES ? v * v
+                                                  : v - shift[j];
+    }
+  });
+  sum_columns(sum, shared, strip.lanes, strip.lane, strip.part);
+  if constexpr (STATISTIC == COLUMNS_CENTERED) {
+    C more[VEC];
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      more[j] = sum[0][j] * one_over_n<C>(a);
+      sum[0][j] = 0;
+    }
+    strip.visit(load_again, [&](int k, int64_t) {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) {
+        const C deviation = (widen(kept[k].v[j]) - shift[j]) - more[j];
+        sum[0][j] += deviation * deviation;
+      }
+    });
+    sum_columns(sum, shared, strip.lanes, strip.lane, strip.part);
+#pragma unroll
+    for (int j = 0; j < VEC; j++)
+      scale[j] = scale_by_moments<C>((double)shift[j] + (double)more[j], sum[0][j], a);
+  }
+#pragma unroll
+  for (int j = 0; j < VEC; j++) {
+    if (STATISTIC == COLUMNS_ABS) scale[j] = scale_by_sum<C>(sum[0][j], a);
+    if (STATISTIC == COLUMNS_SQUARES) {
+      scale[j] = {};
+      scale[j].scale = scale_of_squares(sum[0][j] * one_over_n<C>(a), a);
+    }
+    if (STATISTIC == COLUMNS_ABS || strip.part != 0 || !strip.active) continue;
+    /* The rounded mean is the shift, and the offset what the rounding took. */
+    if (a.at.mean) *strip.saved(a.at.mean, ONEPASS_ROLE_MEAN, j) = scale[j].shift;
+    if (a.at.rstd) *strip.saved(a.at.rstd, ONEPASS_ROLE_RSTD, j) = scale[j].scale;
+  }
+  strip.visit(load_again, [&](int k, int64_t i) {
+    C v[VEC];
+    const C weight = strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1),
+            bias = strided_weight<T, C>(a, a.at.bias, ONEPASS_ROLE_BIAS, i, 0);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      v[j] = apply_scale<STATISTIC != COLUMNS_ABS>(scale[j], (C)widen(kept[k].v[j]));
+      if (STATISTIC != COLUMNS_ABS) v[j] = v[j] * weight + bias;
+    }
+    store_pack(y + i * y_step, narrow_pack<C, T, VEC>(v));
+  });
+}
+
+template <class T, int STATISTIC, int VEC>
+__device__ inline void columns_backward(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int KEPT = COLUMNS_KEPT_BACKWARD, SUMS = STATISTIC == COLUMNS_ABS       ? 2
+                                                 : STATISTIC == COLUMNS_SQUARES ? 1
+                                                                                : 3;
+  __shared__ C shared[SUMS * COLUMNS_BLOCK * VEC];
+  const column_strip<T, VEC, KEPT> strip(a);
+  const int64_t x_step = a.elements.stride[ONEPASS_ROLE_X][0],
+                dy_step = a.elements.stride[ONEPASS_ROLE_DY][0],
+                dx_step = a.elements.stride[ONEPASS_ROLE_DX][0];
+  const T *x = strip.first(a.at.x, ONEPASS_ROLE_X), *dy = strip.first(a.at.dy, ONEPASS_ROLE_DY);
+  T *dx = strip.first(a.at.dx, ONEPASS_ROLE_DX);
+  pack<T, VEC> kept_x[KEPT], kept_dy[KEPT];
+  const auto load = [&](int k, int64_t i) {
+    kept_x[k] = *(const pack<T, VEC> *)(x + i * x_step);
+    kept_dy[k] = *(const pack<T, VEC> *)(dy + i * dy_step);
+  };
+  const auto weight_of = [&](int64_t i) {
+    return STATISTIC == COLUMNS_ABS
+               ? (C)1
+               : strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
+  };
+  C sums[SUMS][VEC], mean[VEC], rstd[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; j++) {
+#pragma unroll
+    for (int s = 0; s < SUMS; s++) sums[s][j] = 0;
+    mean[j] = rstd[j] = 0;
+    if (STATISTIC == COLUMNS_CENTERED && strip.active)
+      mean[j] = *strip.saved(a.at.mean, ONEPASS_ROLE_MEAN, j);
+    if (STATISTIC != COLUMNS_ABS && strip.active)
+      rstd[j] = *strip.saved(a.at.rstd, ONEPASS_ROLE_RSTD, j);
+  }
+  strip.visit(load, [&](int k, int64_t i) {
+    const C weight = weight_of(i);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      const C v = widen(kept_x[k].v[j]), g = widen(kept_dy[k].v[j]) * weight;
+      if constexpr (STATISTIC == COLUMNS_ABS) {
+        sums[0][j] += v < 0 ? -v : v;
+        sums[1][j] += v * g;
+      } else {
+        const C z = (v - mean[j]) * rstd[j];
+        sums[0][j] += STATISTIC == COLUMNS_SQUARES ? g * z : g;
+        if constexpr (STATISTIC == COLUMNS_CENTERED) {
+          sums[1][j] += g * z;
+          sums[2][j] += z;
+        }
+      }
+    }
+  });
+  sum_columns(sums, shared, strip.lanes, strip.lane, strip.part);
   row_gradient<C> gradient[VEC];
 #pragma unroll
   for (int j = 0; j < VEC; j++) {
-    C all = 0, all_dot = 0;
-    for (int p = 0; p < parts; p++) {
-      all += shared[(j * parts + p) * lanes + lane];
-      if (BACKWARD) all_dot += shared[COLUMNS_BLOCK * VEC + (j * parts + p) * lanes + lane];
-    }
-    if (BACKWARD) {
-      gradient[j] = gradient_by_sums<C>(all, all_dot, a);
+    if constexpr (STATISTIC == COLUMNS_ABS) {
+      gradient[j] = gradient_by_sums<C>(sums[0][j], sums[1][j], a);
+    } else if constexpr (STATISTIC == COLUMNS_SQUARES) {
+      gradient[j] = gradient_by_moments<C>(0, sums[0][j], 0, 0, rstd[j], a);
     } else {
-      scale[j] = scale_by_sum<C>(all, a);
+      gradient[j] = gradient_by_moments<C>(sums[0][j], sums[1][j], sums[2][j], mean[j], rstd[j], a);
     }
   }
-  const bool kept = n <= (int64_t)KEPT * parts;
-  for (int64_t start = part; start < n; start += (int64_t)KEPT * parts) {
+  const auto load_again = [&](int k, int64_t i) {
+    if (!strip.is_kept()) load(k, i);
+  };
+  strip.visit(load_again, [&](int k, int64_t i) {
+    C out[VEC];
+    const C weight = weight_of(i);
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-      const int64_t i = start + k * parts;
-      if (i >= n) continue;
-      if (!kept) kept_x[k] = *(const pack<T, VEC> *)(x + i * x_step);
-      if (!kept && BACKWARD) kept_dy[k] = *(const pack<T, VEC> *)(dy + i * dy_step);
-    }
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-      const int64_t i = start + k * parts;
-      if (i >= n) continue;
-      C v[VEC];
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (BACKWARD) {
-          v[j] =
-              apply_l1_gradient(gradient[j], (C)widen(kept_x[k].v[j]), (C)widen(kept_dy[k].v[j]));
-        } else {
-          v[j] = apply_scale<false>(scale[j], (C)widen(kept_x[k].v[j]));
-        }
+    for (int j = 0; j < VEC; j++) {
+      const C v = widen(kept_x[k].v[j]), g = widen(kept_dy[k].v[j]) * weight;
+      if (STATISTIC == COLUMNS_ABS) {
+        out[j] = apply_l1_gradient(gradient[j], v, g);
+      } else {
+        out[j] = apply_moments_gradient(gradient[j], normalized(gradient[j], v), g);
       }
-      store_pack(out + i * out_step, narrow_pack<C, T, VEC>(v));
     }
-  }
+    store_pack(dx + i * dx_step, narrow_pack<C, T, VEC>(out));
+  });
 }
 
 /* ---- Any strides: a block takes row after row ------------------------------------------------- */
@@ -133,12 +284,6 @@ struct strided_row {
         narrow_to<T>::from(value);
   }
 };
-
-template <class T, class C>
-__device__ inline C strided_weight(const norm_args &a, const void *base, int role, int64_t element,
-                                   C otherwise) {
-  return base ? weight_at<T>(base, offset_on(a.elements, role, element), a) : otherwise;
-}
 
 template <class T, bool MOMENTS>
 __device__ inline void strided_forward(const norm_args &a) {
@@ -198,7 +343,7 @@ __device__ inline void strided_backward(const norm_args &a) {
     plain_sums<C, SUMS> mine;
     C mean = 0, rstd = 0;
     if (MOMENTS) {
-      mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+      mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
       rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     }
     mine.clear();
@@ -235,7 +380,7 @@ __device__ inline void strided_offsets(const norm_args &a) {
   __shared__ plain_sums<C, 1> of_warps[STRIDED_BLOCK / WARP];
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
     const strided_row<T, C> at = {a, row};
-    const C mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    const C mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     plain_sums<C, 1> mine;
     mine.clear();
@@ -244,7 +389,9 @@ __device__ inline void strided_offsets(const norm_args &a) {
       mine.v[0] += (at.get(a.at.x, ONEPASS_ROLE_X, i) - mean) * rstd;
     }
     mine = sum_block(mine, of_warps);
-    if (threadIdx.x == 0) a.sums[row] = mine.v[0] * a.one_over_n;
+    /* Where no mean is subtracted it may be anything. */
+    const bool centered = a.denominator == ONEPASS_BY_DEVIATION;
+    if (threadIdx.x == 0) a.sums[row] = centered ? mine.v[0] * a.one_over_n : 0;
   }
 }
 
@@ -260,7 +407,7 @@ __device__ inline void strided_sums(const norm_args &a) {
   for (int64_t row = group * a.row_group; row < (group + 1) * a.row_group && row < a.rows.count;
        row++) {
     const strided_row<T, C> at = {a, row};
-    const C mean = *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row);
+    const C mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
     const C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, column);
     dweight += dy * ((at.get(a.at.x, ONEPASS_ROLE_X, column) - mean) * rstd - (C)a.sums[row]);

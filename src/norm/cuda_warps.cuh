@@ -161,7 +161,7 @@ __device__ inline void warps_backward(const norm_args &a) {
       const int64_t row = active ? first + r : 0;
       load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), w, n, active);
       load_row(dy[r], row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row), w, n, active);
-      mean[r] = MOMENTS ? *row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) : 0;
+      mean[r] = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0;
       rstd[r] = MOMENTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
     }
 #pragma unroll

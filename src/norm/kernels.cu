@@ -111,16 +111,27 @@ struct packs {
   KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
+#define COLUMNS_KERNELS(name, STATISTIC)                               \
+  KERNEL(COLUMNS_BLOCK, name##_columns_forward_vector,                 \
+         (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))  \
+  KERNEL(COLUMNS_BLOCK, name##_columns_forward_scalar,                 \
+         (columns_forward<element, STATISTIC, 1>(args)))               \
+  KERNEL(COLUMNS_BLOCK, name##_columns_backward_vector,                \
+         (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args))) \
+  KERNEL(COLUMNS_BLOCK, name##_columns_backward_scalar,                \
+         (columns_backward<element, STATISTIC, 1>(args)))
+
+COLUMNS_KERNELS(abs, COLUMNS_ABS)
+COLUMNS_KERNELS(squares, COLUMNS_SQUARES)
+COLUMNS_KERNELS(moments, COLUMNS_CENTERED)
+
 KERNELS_OF(abs, false)
-KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element>(args)))
+KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, false>(args)))
 KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
 KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
-KERNEL(COLUMNS_BLOCK, abs_columns_forward_vector, (columns<element, false, COLUMNS_VECTOR>(args)))
-KERNEL(COLUMNS_BLOCK, abs_columns_forward_scalar, (columns<element, false, 1>(args)))
-KERNEL(COLUMNS_BLOCK, abs_columns_backward_vector, (columns<element, true, COLUMNS_VECTOR>(args)))
-KERNEL(COLUMNS_BLOCK, abs_columns_backward_scalar, (columns<element, true, 1>(args)))
 
 KERNELS_OF(moments, true)
+KERNEL_AT(WIDE_MOST_THREADS, 1, moments_wide_forward, (wide_forward<element, true>(args)))
 KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))
 KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
 KERNEL(256, moments_offsets, (strided_offsets<element>(args)))

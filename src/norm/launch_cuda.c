@@ -29,7 +29,10 @@ enum {
   STREAM_MOST_LOOKAHEAD = 24,
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
   PASSES_BLOCK = 256,
-  COLUMNS_BLOCK = 512,
+  COLUMNS_BLOCK = 256,
+  COLUMNS_KEPT = 8,
+  COLUMNS_KEPT_BACKWARD = 4,
+  COLUMNS_NARROWEST = 64, /* bytes that lanes read together, if rows can wait in registers then */
   STRIDED_BLOCK = 256,
   REGISTERS = 65536 /* of a multiprocessor */
 };
@@ -41,6 +44,7 @@ typedef struct choice {
   const onepass_cuda_properties *device;
   onepass_norm_alignment alignment;
   bool moments;
+  bool plain; /* rows are multiplied by a number and nothing else */
   int64_t rows, n;
   int64_t size; /* of an element */
   int64_t vec;  /* elements in 16 bytes */
@@ -200,7 +204,7 @@ static bool choose_blocks(choice *c) {
   l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
-  if (l->width == ONEPASS_NORM_SCALAR || (c->moments && l->width == ONEPASS_NORM_PHASED) ||
+  if (l->width == ONEPASS_NORM_SCALAR || (!c->plain && l->width == ONEPASS_NORM_PHASED) ||
       c->n > INT32_MAX / 2) {
     return false;
   }
@@ -220,7 +224,7 @@ static bool choose_blocks(choice *c) {
     if (l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
     return true;
   }
-  if (c->moments) return false;
+  if (!c->plain) return false;
   const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
@@ -379,7 +383,8 @@ static bool choose_passes(choice *c) {
 
 static bool lanes_are_dense(const choice *c) {
   const onepass_walk *rows = &c->p->rows;
-  if (c->moments || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1)
+  /* Sums over rows, which are the lanes here, are for `strided`. */
+  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1)
     return false;
   for (int i = 0; i < 4; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) &&
@@ -412,6 +417,14 @@ static bool choose_columns(choice *c) {
     if (blocks >= 2 * (int64_t)c->device->multiprocessors || lanes * vec * c->size <= 32) break;
   }
   while (lanes > 1 && lanes / 2 * vec >= inner) lanes /= 2;
+  /* Narrower ones, too, where rows would have to be read twice. */
+  const int64_t kept = c->p->backward ? COLUMNS_KEPT_BACKWARD : COLUMNS_KEPT;
+  int64_t narrow = lanes;
+  while (c->n > kept * (COLUMNS_BLOCK / narrow) &&
+         narrow * vec * c->size >= 2 * COLUMNS_NARROWEST) {
+    narrow /= 2;
+  }
+  if (c->n <= kept * (COLUMNS_BLOCK / narrow)) lanes = narrow;
   blocks = onepass_divide_up(inner, lanes * vec) * (c->rows / inner);
   if (blocks > INT32_MAX) return false;
   l->team = (int32_t)lanes;
@@ -500,6 +513,9 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
               .device = device,
               .alignment = alignment,
               .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
+              .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
+                       (problem->op->denominator != ONEPASS_BY_DEVIATION &&
+                        !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
               .rows = problem->rows.count,
               .n = problem->elements.count,
               .size = size,

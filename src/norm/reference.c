@@ -141,6 +141,13 @@ typedef struct statistic {
   double mean, variance, rstd;
 } statistic;
 
+/* A sum that keeps what its roundings lose: squares, all of one sign, would add up their errors. */
+static void add(double term, double *sum, double *lost) {
+  const double kept = term - *lost, more = *sum + kept;
+  *lost = (more - *sum) - kept;
+  *sum = more;
+}
+
 static statistic statistic_of(const onepass_norm_reference *r) {
   const onepass_norm_problem *p = r->problem;
   const int64_t n = row_length(r), channel = onepass_norm_by_channel(p) ? weight_of(r, 0) : 0;
@@ -151,7 +158,7 @@ static statistic statistic_of(const onepass_norm_reference *r) {
     s.rstd = 1 / sqrt(s.variance + p->eps);
     return s;
   }
-  double squares = 0;
+  double squares = 0, lost = 0;
   if (p->op->denominator == ONEPASS_BY_DEVIATION) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += get_summed(r, i);
@@ -159,7 +166,7 @@ static statistic statistic_of(const onepass_norm_reference *r) {
   }
   for (int64_t i = 0; i < n; i++) {
     const double deviation = get_summed(r, i) - s.mean;
-    squares += deviation * deviation;
+    add(deviation * deviation, &squares, &lost);
   }
   s.variance = squares / (double)n;
   s.rstd = p->op->denominator == ONEPASS_BY_LENGTH ? 1 / denominator_of(p, sqrt(squares))

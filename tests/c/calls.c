@@ -9,14 +9,17 @@
 const char *const role_name[ROLES] = {
     "x",       "weight", "bias",     "y",   "mean", "rstd",         "dy",          "dx",
     "dweight", "dbias",  "residual", "sum", "dsum", "running_mean", "running_var", "indices"};
-const char *const kind_name[KINDS] = {"l1_norm",    "l1_norm_backward",
-                                      "layer_norm", "layer_norm_backward",
-                                      "avg_pool1d", "avg_pool1d_backward"};
+const char *const kind_name[KINDS] = {
+    "l1_norm",    "l1_norm_backward",   "layer_norm", "layer_norm_backward",
+    "rms_norm",   "rms_norm_backward",  "l2_norm",    "l2_norm_backward",
+    "avg_pool1d", "avg_pool1d_backward"};
 
 /* i: input, o: output, p: optional output, q: optional input; in the order of enum role. */
 static const char role_use[KINDS][ROLES + 1] = {
     [L1_FORWARD] = "i--o------------",    [L1_BACKWARD] = "i-----io--------",
     [LAYER_FORWARD] = "iqqopp----------", [LAYER_BACKWARD] = "iq--iiiopp------",
+    [RMS_FORWARD] = "iq-o-p----------",   [RMS_BACKWARD] = "iq---iiop-------",
+    [L2_FORWARD] = "i--o-p----------",    [L2_BACKWARD] = "i----iio--------",
     [POOL_FORWARD] = "i--o------------",  [POOL_BACKWARD] = "------io--------",
 };
 
@@ -28,6 +31,11 @@ int role_is_output(enum kind kind, enum role role) {
 
 int role_is_optional(enum kind kind, enum role role) {
   return role_use[kind][role] == 'q' || role_use[kind][role] == 'p';
+}
+
+/* Rows of l1_norm and l2_norm are along one axis, those of the others along all from there on. */
+static int is_along_one_axis(enum kind kind) {
+  return kind == L1_FORWARD || kind == L1_BACKWARD || kind == L2_FORWARD || kind == L2_BACKWARD;
 }
 
 static int is_pool(enum kind kind) { return kind == POOL_FORWARD || kind == POOL_BACKWARD; }
@@ -42,7 +50,7 @@ static int shape_of_role(const call *c, enum role role, int ndim, const int64_t 
                          int64_t *out) {
   memcpy(out, shape, (size_t)ndim * sizeof *out);
   if (role == MEAN || role == RSTD) {
-    for (int d = axis; d < ndim; d++) out[d] = 1;
+    for (int d = axis; d < (is_along_one_axis(c->kind) ? axis + 1 : ndim); d++) out[d] = 1;
     return ndim;
   }
   if (role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS) {
@@ -71,13 +79,14 @@ static call *describe_call(enum kind kind, int axis) {
   call *c = calloc(1, sizeof *c);
   if (c == NULL) exit(2);
   c->kind = kind;
-  c->norm.op =
-      kind == LAYER_FORWARD || kind == LAYER_BACKWARD ? ONEPASS_LAYER_NORM : ONEPASS_L1_NORM;
+  c->norm.op = kind == LAYER_FORWARD || kind == LAYER_BACKWARD ? ONEPASS_LAYER_NORM
+               : kind == RMS_FORWARD || kind == RMS_BACKWARD   ? ONEPASS_RMS_NORM
+               : kind == L2_FORWARD || kind == L2_BACKWARD     ? ONEPASS_L2_NORM
+                                                               : ONEPASS_L1_NORM;
   c->norm.direction = c->pool.direction =
-      kind == L1_BACKWARD || kind == LAYER_BACKWARD || kind == POOL_BACKWARD ? ONEPASS_BACKWARD
-                                                                             : ONEPASS_FORWARD;
+      role_is_used(kind, DX) ? ONEPASS_BACKWARD : ONEPASS_FORWARD;
   c->norm.axis = axis;
-  c->norm.eps = c->norm.op == ONEPASS_LAYER_NORM ? 1e-5 : 1e-6;
+  c->norm.eps = is_along_one_axis(kind) ? 1e-6 : 1e-5;
   c->pool.spatial = 1;
   c->pool.kernel[0] = 3;
   c->pool.stride[0] = 2;
@@ -140,21 +149,34 @@ void call_free(call *c) {
   free(c);
 }
 
+/* From one element of a row to the next, in the order of the elements of x. */
+static int64_t step_in_row(const call *c) {
+  const array *x = c->role[X];
+  int64_t step = 1;
+  if (!is_along_one_axis(c->kind)) return 1;
+  const int axis = c->norm.axis < 0 ? c->norm.axis + x->tensor.ndim : c->norm.axis;
+  for (int d = axis + 1; d < x->tensor.ndim; d++) step *= x->shape[d];
+  return step;
+}
+
 /* The mean and rstd of x as a forward would save them, in double and in the obvious way. */
 static void fill_stats(call *c) {
   const array *x = c->role[X];
-  int64_t rows = c->role[MEAN]->count;
-  int64_t columns = rows ? x->count / rows : 0;
+  const int64_t rows = c->role[RSTD]->count, step = step_in_row(c);
+  const int64_t columns = rows ? x->count / rows : 0;
   for (int64_t r = 0; r < rows; r++) {
+    const int64_t first = r / step * step * columns + r % step;
     double sum = 0, squares = 0;
-    for (int64_t k = 0; k < columns; k++) sum += array_get(x, r * columns + k);
-    double mean = sum / (double)columns;
+    for (int64_t k = 0; k < columns; k++) sum += array_get(x, first + k * step);
+    const double mean = c->role[MEAN] ? sum / (double)columns : 0;
     for (int64_t k = 0; k < columns; k++) {
-      double from_mean = array_get(x, r * columns + k) - mean;
+      double from_mean = array_get(x, first + k * step) - mean;
       squares += from_mean * from_mean;
     }
-    array_set(c->role[MEAN], r, mean);
-    array_set(c->role[RSTD], r, 1 / sqrt(squares / (double)columns + c->norm.eps));
+    if (c->role[MEAN]) array_set(c->role[MEAN], r, mean);
+    array_set(c->role[RSTD], r,
+              c->kind == L2_BACKWARD ? 1 / (sqrt(squares) + c->norm.eps)
+                                     : 1 / sqrt(squares / (double)columns + c->norm.eps));
   }
 }
 
@@ -164,7 +186,7 @@ void call_fill(call *c, uint64_t seed, double offset, double scale) {
     array_fill_random(c->role[r], seed * 100 + (uint64_t)r, r == X ? offset : 0.5,
                       r == X ? scale : 1);
   }
-  if (c->kind == LAYER_BACKWARD) fill_stats(c);
+  if (c->role[RSTD] && !role_is_output(c->kind, RSTD)) fill_stats(c);
 }
 
 static const onepass_tensor *tensor_or_null(const array *a) { return a ? &a->tensor : NULL; }
@@ -209,6 +231,11 @@ onepass_status call_helper(const call *c) {
     case LAYER_BACKWARD:
       return onepass_layer_norm_backward(t.dy, t.x, n->axis, t.weight, t.mean, t.rstd, t.dx,
                                          t.dweight, t.dbias);
+    case RMS_FORWARD:
+    case RMS_BACKWARD:
+    case L2_FORWARD:
+    case L2_BACKWARD:
+      return norm_once(n, &t, NULL);
     case POOL_FORWARD:
       return onepass_avg_pool1d(t.x, p->kernel[0], p->stride[0], p->padding[0], p->ceil_mode,
                                 p->count_include_pad, t.y);
@@ -269,9 +296,9 @@ static array *scale_of_terms(const call *reference, enum role role) {
   array *scale = array_new(ONEPASS_F64, output->tensor.ndim, output->shape);
   double x = largest(c->role[X]), dy = largest(c->role[DY]), bias = largest(c->role[BIAS]);
   double weight = c->role[WEIGHT] ? largest(c->role[WEIGHT]) : 1;
-  int64_t rows = c->role[MEAN] ? c->role[MEAN]->count : 0;
   const array *rstd = c->role[RSTD];
-  double sum = 0;
+  int64_t rows = rstd ? rstd->count : 0;
+  double sum = 0, most_rstd = largest(rstd);
   if (c->kind == L1_BACKWARD) fill_with_l1_scale(scale, c);
   for (int64_t r = 0; rstd != NULL && r < rows; r++) sum += array_get(rstd, r);
   for (int64_t i = 0; i < scale->count; i++) {
@@ -294,6 +321,17 @@ static array *scale_of_terms(const call *reference, enum role role) {
         size = role == DX        ? row_rstd * dy * weight * (1 + x * row_rstd)
                : role == DWEIGHT ? dy * x * sum
                                  : dy * (double)rows;
+        break;
+      case RMS_FORWARD:
+      case L2_FORWARD:
+        size = fabs(array_get(output, i));
+        break;
+      case RMS_BACKWARD:
+        size =
+            role == DX ? row_rstd * dy * weight * (1 + x * row_rstd * x * row_rstd) : dy * x * sum;
+        break;
+      case L2_BACKWARD:
+        size = most_rstd * dy * (1 + sqrt((double)scale->count / (double)rows));
         break;
       case POOL_FORWARD:
         size = x;

@@ -35,6 +35,10 @@ enum kind {
   L1_BACKWARD,
   LAYER_FORWARD,
   LAYER_BACKWARD,
+  RMS_FORWARD,
+  RMS_BACKWARD,
+  L2_FORWARD,
+  L2_BACKWARD,
   POOL_FORWARD,
   POOL_BACKWARD,
   KINDS
@@ -82,7 +86,8 @@ int role_is_optional(enum kind kind, enum role role);
 onepass_tensors call_tensors(const call *c);
 onepass_status call_plan(const call *c, onepass_plan **plan);
 onepass_status call_run(const call *c);    /* plan, then run */
-onepass_status call_helper(const call *c); /* the one-line function; the options do not apply */
+onepass_status call_helper(const call *c); /* the one-line function, if there is one; the options do
+                                              not apply */
 
 /* The same call with the same input values, compact, outputs in f64, done by the reference. */
 call *call_reference(const call *c);

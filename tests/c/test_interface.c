@@ -162,8 +162,8 @@ static void test_the_types_have_dlpacks_numbers(void) {
 
 static void test_a_plan_says_what_it_will_do(void) {
   const int64_t shape[3] = {8, 4, 100};
-  const char *const ops[KINDS] = {"l1_norm",    "l1_norm",    "layer_norm",
-                                  "layer_norm", "avg_pool1d", "avg_pool1d"};
+  const char *const ops[KINDS] = {"l1_norm",  "l1_norm", "layer_norm", "layer_norm", "rms_norm",
+                                  "rms_norm", "l2_norm", "l2_norm",    "avg_pool1d", "avg_pool1d"};
   for (int k = 0; k < KINDS; k++) {
     call *c = call_new((enum kind)k, ONEPASS_F32, 3, shape, -1);
     onepass_plan *plan = NULL;

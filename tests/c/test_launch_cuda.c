@@ -27,7 +27,15 @@ static const char *const arrangement_names[] = {"compact",    "pitched",  "round
                                                 "alike",      "permuted", "repeated",    "across",
                                                 "across odd", "spread",   "spread scale"};
 
-enum { WEIGHT = 1, BIAS = 2, SAVED = 4, DWEIGHT = 8, DBIAS = 16, F32_WEIGHTS = 32 };
+enum {
+  WEIGHT = 1,
+  BIAS = 2,
+  SAVED = 4,
+  DWEIGHT = 8,
+  DBIAS = 16,
+  F32_WEIGHTS = 32,
+  LENGTHS = 64 /* l2_norm in place of layer_norm */
+};
 
 typedef struct norm_case {
   bool layer_norm, backward;
@@ -57,11 +65,13 @@ static const char *describe_norm(const norm_trial *t) {
       text, sizeof text,
       "%s %s %s %lldx%lld extras %d %s on %s, asked for %d, alignment %d: %s width %d packs %d "
       "grid %lld block %d shared %zu team %d slice %lld",
-      of->layer_norm ? "layer_norm" : "l1_norm", of->backward ? "backward" : "forward",
-      type_names[of->type], (long long)of->rows, (long long)of->n, of->extras,
-      arrangement_names[of->arrangement], t->on->name, (int)t->asked, (int)t->alignment,
-      kernel_name(l->kernel), (int)l->width, (int)l->packs, (long long)l->grid, (int)l->block,
-      l->shared, (int)l->team, (long long)l->slice);
+      (of->extras & LENGTHS) ? "l2_norm"
+      : of->layer_norm       ? "layer_norm"
+                             : "l1_norm",
+      of->backward ? "backward" : "forward", type_names[of->type], (long long)of->rows,
+      (long long)of->n, of->extras, arrangement_names[of->arrangement], t->on->name, (int)t->asked,
+      (int)t->alignment, kernel_name(l->kernel), (int)l->width, (int)l->packs, (long long)l->grid,
+      (int)l->block, l->shared, (int)l->team, (long long)l->slice);
   return text;
 }
 
@@ -103,20 +113,22 @@ static void make_norm(norm_trial *t) {
   const onepass_tensor scale = {NULL, cpu, 1, weight_dtype, &shape[2], &weight_step, 0};
   const onepass_tensor dscale = {NULL, cpu, 1, weight_dtype, &shape[2], NULL, 0};
   const onepass_tensor saved = {NULL, cpu, 2, saved_dtype, shape, NULL, 0};
-  const bool layer = of->layer_norm, back = of->backward;
-  const bool saves = layer && (back || (of->extras & SAVED));
+  const bool layer = of->layer_norm && !(of->extras & LENGTHS), back = of->backward;
+  const bool saves = of->layer_norm && (back || (of->extras & SAVED));
   const onepass_tensors tensors = {
       .x = &in,
       .weight = layer && (of->extras & WEIGHT) ? &scale : NULL,
       .bias = layer && !back && (of->extras & BIAS) ? &scale : NULL,
       .y = back ? NULL : &out,
-      .mean = saves ? &saved : NULL,
+      .mean = saves && layer ? &saved : NULL,
       .rstd = saves ? &saved : NULL,
       .dy = back ? &in : NULL,
       .dx = back ? &out : NULL,
       .dweight = layer && back && (of->extras & DWEIGHT) ? &dscale : NULL,
       .dbias = layer && back && (of->extras & DBIAS) ? &dscale : NULL};
-  const onepass_norm norm = {.op = layer ? ONEPASS_LAYER_NORM : ONEPASS_L1_NORM,
+  const onepass_norm norm = {.op = (of->extras & LENGTHS) ? ONEPASS_L2_NORM
+                                   : layer                ? ONEPASS_LAYER_NORM
+                                                          : ONEPASS_L1_NORM,
                              .direction = back ? ONEPASS_BACKWARD : ONEPASS_FORWARD,
                              .axis = 2,
                              .eps = 1e-5};
@@ -125,7 +137,7 @@ static void make_norm(norm_trial *t) {
   t->vec = 16 / t->size;
   t->sums_size = saved_dtype.bits / 8;
   t->summed = (tensors.dweight != NULL) + (tensors.dbias != NULL);
-  t->sums = back ? (layer ? 3 : 2) : (layer ? 2 : 1);
+  t->sums = back ? (of->layer_norm ? 3 : 2) : (of->layer_norm ? 2 : 1);
 }
 
 static bool choose_norm(norm_trial *t) {
@@ -282,8 +294,8 @@ static void expect_columns(const norm_trial *t) {
   const bool vector = l->width == ONEPASS_NORM_VECTOR;
   const onepass_walk *rows = &t->plan.problem.norm.rows;
   const int64_t vec = vector ? least(t->vec, 4) : 1, inner = rows->size[rows->ndim - 1];
-  NORM(!t->of.layer_norm);
-  NORM(l->block == 512 && is_power_of_two(l->team) && l->team <= 32);
+  NORM(!t->summed);
+  NORM(l->block == 256 && is_power_of_two(l->team) && l->team <= 32);
   NORM(l->grid == divide_up(inner, l->team * vec) * (t->of.rows / inner));
   if (vector) {
     NORM(t->alignment == ONEPASS_NORM_ALIGNED && inner % vec == 0);
@@ -541,7 +553,11 @@ static const struct {
     {H200, {true, false, F32, EVERYTHING, APART, 16384, 4095}, "passes"},
     {H200, {false, false, F32, 0, ACROSS, 65536, 64}, "columns"},
     {H200, {false, true, F16, 0, ACROSS_ODD, 65536, 64}, "columns"},
-    {H200, {true, false, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
+    {H200, {true, false, F32, EVERYTHING, ACROSS, 65536, 64}, "columns"},
+    {H200, {true, true, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
+    {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "blocks"},
+    {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 4096, 4095}, "ring"},
+    {H200, {true, true, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "stream"},
     {H200, {false, false, F32, 0, SPREAD, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, SPREAD_SCALE, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 0, 4096}, "strided"},
@@ -595,7 +611,7 @@ static void test_a_kernel_that_cannot_do_it_is_refused(void) {
       {H200, {true, false, F32, 0, COMPACT, 1000, 16}, ONEPASS_CUDA_STREAM},
       {H200, {true, false, F32, 0, COMPACT, 4, (int64_t)1 << 28}, ONEPASS_CUDA_STREAM},
       {H200, {true, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
-      {H200, {true, false, F32, 0, ACROSS, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
+      {H200, {true, true, F32, DWEIGHT, ACROSS, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
       {H200, {false, false, F32, 0, COMPACT, 1000, 4096}, ONEPASS_CUDA_COLUMNS},
       {H200, {false, false, F32, 0, SPREAD, 1000, 100}, ONEPASS_CUDA_WARPS},
       {H200, {false, false, F32, 0, SPREAD, 1000, 4096}, ONEPASS_CUDA_BLOCKS},
