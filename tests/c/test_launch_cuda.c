@@ -557,7 +557,7 @@ static const struct {
     {H200, {true, true, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
     {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "blocks"},
     {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 4096, 4095}, "ring"},
-    {H200, {true, true, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "stream"},
+    {H200, {true, true, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "passes"},
     {H200, {false, false, F32, 0, SPREAD, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, SPREAD_SCALE, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 0, 4096}, "strided"},
