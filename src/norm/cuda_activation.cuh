@@ -1,0 +1,69 @@
+/* What may be done to y last, and its slope, in the type of sums. The numbers are onepass_activation's;
+ * reference.c says the same in double. */
+#ifndef ONEPASS_NORM_CUDA_ACTIVATION_CUH
+#define ONEPASS_NORM_CUDA_ACTIVATION_CUH
+
+#include "onepass.h"
+
+__device__ inline float erfc_of(float x) { return erfcf(x); }
+__device__ inline double erfc_of(double x) { return erfc(x); }
+__device__ inline float tanh_of(float x) { return tanhf(x); }
+__device__ inline double tanh_of(double x) { return tanh(x); }
+__device__ inline float exp_of(float x) { return expf(x); }
+__device__ inline double exp_of(double x) { return exp(x); }
+
+/* Phi(x): by erfc, as 1 + erf would have lost everything far below 0. */
+template <class C>
+__device__ inline C normal_below(C x) {
+  return (C)0.5 * erfc_of(x * (C)-0.70710678118654752440);
+}
+
+/* 1 + tanh of the approximation's argument, over 2. */
+template <class C>
+__device__ inline C tanh_share(C x, C &slope_of_argument) {
+  const C by = (C)0.79788456080286535588, cubed = (C)0.044715;
+  slope_of_argument = by * (1 + 3 * cubed * x * x);
+  /* (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)). */
+  return 1 / (1 + exp_of(-2 * by * (x + cubed * x * x * x)));
+}
+
+template <class C>
+__device__ inline C activate(int activation, C x) {
+  switch (activation) {
+    case ONEPASS_RELU:
+      return x < 0 ? 0 : x; /* a NaN stays one */
+    case ONEPASS_GELU:
+      return x * normal_below(x);
+    case ONEPASS_GELU_TANH: {
+      C slope;
+      return x * tanh_share(x, slope);
+    }
+    case ONEPASS_SILU:
+      return x / (1 + exp_of(-x));
+    default:
+      return x;
+  }
+}
+
+template <class C>
+__device__ inline C activation_slope(int activation, C x) {
+  switch (activation) {
+    case ONEPASS_RELU:
+      return x > 0 ? 1 : 0;
+    case ONEPASS_GELU:
+      return normal_below(x) + x * exp_of((C)-0.5 * x * x) * (C)0.39894228040143267794;
+    case ONEPASS_GELU_TANH: {
+      C slope;
+      const C share = tanh_share(x, slope), rest = share * (1 - share);
+      return rest == 0 ? share : share + x * 2 * rest * slope; /* its slope may have overflowed */
+    }
+    case ONEPASS_SILU: {
+      const C sigmoid = 1 / (1 + exp_of(-x));
+      return sigmoid * (1 + x * (1 - sigmoid));
+    }
+    default:
+      return 1;
+  }
+}
+
+#endif
