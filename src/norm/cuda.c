@@ -133,10 +133,11 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
 /* ---- Running --------------------------------------------------------------------------------- */
 
 static onepass_norm_alignment alignment_of(const onepass_buffers *buffers) {
-  const void *const shaped[] = {buffers->x, buffers->y, buffers->dy, buffers->dx};
+  const void *const shaped[] = {buffers->x,        buffers->y,   buffers->dy,  buffers->dx,
+                                buffers->residual, buffers->sum, buffers->dsum};
   const uintptr_t x = (uintptr_t)buffers->x;
   uintptr_t all = (uintptr_t)buffers->weight | (uintptr_t)buffers->bias, apart = 0;
-  for (int i = 0; i < 4; i++) {
+  for (size_t i = 0; i < sizeof shaped / sizeof *shaped; i++) {
     if (!shaped[i]) continue;
     all |= (uintptr_t)shaped[i];
     apart |= (uintptr_t)shaped[i] - x;
@@ -160,6 +161,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                                     .share = p->divide_by_count ? (float)p->one_over_n : 1,
                                     .one_over_n = (float)p->one_over_n},
                             .denominator = (int32_t)p->op->denominator,
+                            .activation = (int32_t)p->activation,
                             .clamp = p->clamp,
                             .team = l->team,
                             .chunks = l->chunks,

@@ -29,8 +29,9 @@ typedef struct onepass_norm_args {
   double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;
   onepass_norm_numbers32
-      f32;      /* the same three: converting them would take a kernel as long as a row */
+      f32;             /* the same three: converting them would take a kernel as long as a row */
   int32_t denominator; /* MOMENTS: an onepass_denominator */
+  int32_t activation;  /* an onepass_activation */
   int32_t clamp;       /* the denominator is not less than eps, rather than eps more */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */

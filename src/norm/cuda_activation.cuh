@@ -45,6 +45,25 @@ __device__ inline C activate(int activation, C x) {
   }
 }
 
+/* Looked at once for all of them. */
+template <class C, int N>
+__device__ inline void activate_all(int activation, C (&v)[N]) {
+  if (activation == ONEPASS_NO_ACTIVATION) return;
+  if (activation == ONEPASS_RELU) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_RELU, v[j]);
+  } else if (activation == ONEPASS_GELU) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_GELU, v[j]);
+  } else if (activation == ONEPASS_GELU_TANH) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_GELU_TANH, v[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_SILU, v[j]);
+  }
+}
+
 template <class C>
 __device__ inline C activation_slope(int activation, C x) {
   switch (activation) {

@@ -40,7 +40,7 @@ __device__ inline void prefetch_next_row(const norm_args &a) {
 
 /* Every row starts at a multiple of a pack. EARLY_WEIGHTS: weights are asked for together with the row, where
  * registers allow it. */
-template <class T, class W, bool MOMENTS, int PACKS, bool EARLY_WEIGHTS>
+template <class T, class W, bool MOMENTS, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false>
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
   typedef typename sums_of<T>::type C;
@@ -51,12 +51,22 @@ __device__ inline void blocks_forward(const norm_args &a) {
   const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row);
   const auto at = [](int i) { return (int)(threadIdx.x + i * blockDim.x) * vector_of<T>::count; };
   pack<T, VEC> held[PACKS];
+  if constexpr (FUSED) {
+    const summed_row<T> from(a, row);
 #pragma unroll
-  for (int i = 0; i < PACKS; i++) {
-    if (at(i) < n) held[i] = load_pack<T, VEC>(x + at(i));
+    for (int i = 0; i < PACKS; i++) {
+      if (at(i) < n) held[i] = from.template take<VEC>(at(i));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      if (at(i) < n) held[i] = load_pack<T, VEC>(x + at(i));
+    }
   }
+  /* The first pack of a sum may be written over by now: 0 is the guess there. */
   C guess = 0;
-  if constexpr (MOMENTS && sizeof(T) > 2) guess = mean_of_pack<T, C>(load_pack<T, VEC>(x));
+  if constexpr (MOMENTS && sizeof(T) > 2 && !FUSED)
+    guess = mean_of_pack<T, C>(load_pack<T, VEC>(x));
   pack<W, VEC> weight[EARLY ? PACKS : 1], bias[EARLY ? PACKS : 1];
   if constexpr (EARLY) {
     const auto load = [&](const void *weights, const void *biases) {
@@ -102,7 +112,8 @@ __device__ inline void blocks_forward(const norm_args &a) {
       weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
       bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
     }
-    store_pack(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale));
+    store_pack(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale,
+                                                       FUSED ? a.activation : 0));
   }
   if (MOMENTS && threadIdx.x == 0) save_moments<false>(scale, row, a);
 }

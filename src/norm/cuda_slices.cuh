@@ -3,6 +3,7 @@
 #ifndef ONEPASS_NORM_CUDA_SLICES_CUH
 #define ONEPASS_NORM_CUDA_SLICES_CUH
 
+#include "norm/cuda_activation.cuh"
 #include "norm/cuda_common.cuh"
 
 /* For other devices than compute capability 9.0 the compiler uses more registers for the same: what is only
@@ -167,11 +168,53 @@ __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, const pack<T, 
   add_products<MOMENTS>(mine, v, g, by, mean, rstd);
 }
 
+/* ---- What is fused with a norm ---------------------------------------------------------------- */
+
+/* x + residual, rounded as if it had been written and read again. */
+template <class T, int VEC>
+__device__ inline pack<T, VEC> summed(const pack<T, VEC> &x, const pack<T, VEC> &residual) {
+  typedef typename sums_of<T>::type C;
+  C v[VEC], more[VEC];
+  widen_pack(v, x);
+  widen_pack(more, residual);
+#pragma unroll
+  for (int j = 0; j < VEC; j++) v[j] += more[j];
+  return narrow_pack<C, T, VEC>(v);
+}
+
+/* A row and what is added to it; `sum` is where that goes, or NULL. */
+template <class T>
+struct summed_row {
+  const T *x, *residual;
+  T *sum;
+  __device__ summed_row(const norm_args &a, int64_t row)
+      : x(row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row)), residual(NULL), sum(NULL) {
+    if (a.at.residual) residual = row_of<T>(a.at.residual, a, ONEPASS_ROLE_RESIDUAL, row);
+    if (a.at.sum) sum = row_of<T>(a.at.sum, a, ONEPASS_ROLE_SUM, row);
+  }
+  /* The pack at an element, which is read before the sum is written: that may be in its place. */
+  template <int VEC>
+  __device__ pack<T, VEC> take(int64_t at) const {
+    pack<T, VEC> v = load_pack<T, VEC>(x + at);
+    if (residual) v = summed(v, load_pack<T, VEC>(residual + at));
+    if (sum) store_pack(sum + at, v);
+    return v;
+  }
+  /* The same once more, after all sums have been written. */
+  template <int VEC>
+  __device__ pack<T, VEC> take_again(int64_t at) const {
+    if (sum) return load_pack<T, VEC>(sum + at);
+    const pack<T, VEC> v = load_pack<T, VEC>(x + at);
+    return residual ? summed(v, load_pack<T, VEC>(residual + at)) : v;
+  }
+};
+
 /* ---- Results ------------------------------------------------------------------------------------ */
 
 template <bool MOMENTS, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W, VEC> &w,
-                                             const pack<W, VEC> &b, const row_scale<C> &scale) {
+                                             const pack<W, VEC> &b, const row_scale<C> &scale,
+                                             int activation = ONEPASS_NO_ACTIVATION) {
   C v[VEC];
   widen_pack(v, x);
   if constexpr (MOMENTS) {
@@ -181,6 +224,7 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
     take_off<T>(v, scale.shift);
 #pragma unroll
     for (int j = 0; j < VEC; j++) v[j] = (v[j] * scale.scale + scale.offset) * by[j] + more[j];
+    activate_all(activation, v);
   } else if (scale.divide) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) v[j] /= scale.denominator;

@@ -60,7 +60,7 @@ __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w)
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
-template <class T, class W, bool MOMENTS, int VEC, int PACKS>
+template <class T, class W, bool MOMENTS, int VEC, int PACKS, bool FUSED = false>
 __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 2 : 1, n = (int)a.elements.count;
@@ -68,7 +68,16 @@ __device__ inline void warps_forward(const norm_args &a) {
   const int64_t row = (int64_t)blockIdx.x * w.of_block + w.row;
   const bool active = row < a.rows.count;
   pack<T, VEC> x[PACKS];
-  load_row(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
+  if constexpr (FUSED) {
+    const summed_row<T> from(a, active ? row : 0);
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      x[i] = {};
+      if (active && w.column(i, VEC) < n) x[i] = from.template take<VEC>(w.column(i, VEC));
+    }
+  } else {
+    load_row(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
+  }
   pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
   C guess = 0;
   if constexpr (MOMENTS) {
@@ -103,7 +112,8 @@ __device__ inline void warps_forward(const norm_args &a) {
     const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
     if (column >= n) continue;
     if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-    store_pack(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale));
+    store_pack(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale,
+                                                        FUSED ? a.activation : 0));
   }
 }
 

@@ -137,7 +137,21 @@ KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
 KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
 KERNEL(256, moments_strided_sums, (strided_sums<element>(args)))
 KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
+
+/* With a residual before the norm or an activation behind it: fewer kinds, as more is moved and done. */
+#define FUSED_KERNELS(suffix, W)                                                            \
+  KERNEL(256, moments_warps_forward_vector_4_fused##suffix,                                 \
+         (warps_forward<element, W, true, VECTOR, 4, true>(args)))                          \
+  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_fused##suffix, \
+            (blocks_forward<element, W, true, BLOCKS_PACKS, false, true>(args)))            \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_fused##suffix,              \
+            (blocks_forward<element, W, true, BLOCKS_MANY_PACKS, false, true>(args)))
+
+FUSED_KERNELS(, element)
+KERNEL(256, moments_warps_forward_scalar_8_fused,
+       (warps_forward<element, sums, true, 1, 8, true>(args)))
 #ifdef ONEPASS_IS_HALF
+FUSED_KERNELS(_f32, float)
 WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
 #endif
