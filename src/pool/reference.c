@@ -112,6 +112,13 @@ static int64_t *index_at(const plane *in, const position *output) {
   return (int64_t *)in->buffers->indices + offset_of(in, ONEPASS_ROLE_INDICES, output);
 }
 
+/* As PyTorch has it: a half is a square root, which -inf has none of though C's pow gives it one. */
+static double power(double x, double exponent) {
+  if (exponent == 0.5) return sqrt(x);
+  if (exponent == -0.5) return 1 / sqrt(x);
+  return pow(x, exponent);
+}
+
 /* ---- Forward: one output --------------------------------------------------------------------- */
 
 static void average(const plane *in, const position *output) {
@@ -148,9 +155,9 @@ static void root_of_powers(const plane *in, const position *output) {
   const box window = window_of(p, output);
   double sum = 0;
   position element;
-  FOR_ALL(&element, &window) sum += pow(get(in, ONEPASS_ROLE_X, &element), p->p);
+  FOR_ALL(&element, &window) sum += power(get(in, ONEPASS_ROLE_X, &element), p->p);
   const double mean = sum / onepass_divisor_of(p, window.side);
-  put(in, ONEPASS_ROLE_Y, output, pow(mean * p->elements, 1 / p->p));
+  put(in, ONEPASS_ROLE_Y, output, power(mean * p->elements, 1 / p->p));
 }
 
 /* ---- Backward: what one output adds to one of its elements ----------------------------------- */
@@ -177,7 +184,7 @@ static double share_of_root(const plane *in, const box *window, const position *
   const onepass_pool_problem *p = in->problem;
   const double y = get(in, ONEPASS_ROLE_Y, output), dy = get(in, ONEPASS_ROLE_DY, output);
   if (y == 0) return 0;
-  const double slope = dy * (pow(y, 1 - p->p) / p->p);
+  const double slope = dy * (power(y, 1 - p->p) / p->p);
   return (isnan(y) ? 0 * slope : slope) * p->elements / onepass_divisor_of(p, window->side);
 }
 
@@ -201,7 +208,7 @@ static void gather(const plane *in, const position *element) {
     const box window = window_of(p, &output);
     if (holds(&window, element)) sum += operators[p->op].share(in, &window, &output, element);
   }
-  if (p->op == ONEPASS_LP_POOL) sum *= p->p * pow(get(in, ONEPASS_ROLE_X, element), p->p - 1);
+  if (p->op == ONEPASS_LP_POOL) sum *= p->p * power(get(in, ONEPASS_ROLE_X, element), p->p - 1);
   put(in, ONEPASS_ROLE_DX, element, sum);
 }
 
