@@ -235,13 +235,16 @@ typedef enum onepass_pool_op {
   /* The mean of each window. The divisor is PyTorch's, see docs/numerics.md. */
   ONEPASS_AVG_POOL = 0,
   /* The largest of each window, a NaN if there is one. indices, which backward needs, tell where in
-   * the input's plane it was: the first of several, the last of several NaNs, as in PyTorch. */
+   * the input's plane it was: the first of several, the last of several NaNs, as in PyTorch. A window
+   * whose elements, far apart, are all padding has -inf and no gradient. */
   ONEPASS_MAX_POOL = 1,
   /* (the sum of x^p over each window)^(1/p), as in PyTorch. Backward reads x and y. */
   ONEPASS_LP_POOL = 2
 } onepass_pool_op;
 
-/* kernel[0] belongs to the first of the pooled axes. */
+/* kernel[0] belongs to the first of the pooled axes; what is behind the last one's is not looked at.
+ * Fields that an operator has no use for are 0. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W), or the
+ * same without N. */
 typedef struct onepass_pool {
   onepass_pool_op op;
   onepass_direction direction;
@@ -261,6 +264,11 @@ typedef struct onepass_pool {
 /* How long the pooled axis becomes, exactly as in PyTorch. Fails where a plan would fail. */
 ONEPASS_API onepass_status onepass_pool_length(int64_t length, int64_t kernel, int64_t stride,
                                                int64_t padding, int32_t ceil_mode, int64_t *pooled);
+/* The same with elements of a window `dilation` apart. */
+ONEPASS_API onepass_status onepass_pool_length_dilated(int64_t length, int64_t kernel,
+                                                       int64_t stride, int64_t padding,
+                                                       int64_t dilation, int32_t ceil_mode,
+                                                       int64_t *pooled);
 
 typedef enum onepass_vector_level {
   ONEPASS_VECTOR_BEST = 0,     /* what this CPU has */

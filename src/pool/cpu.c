@@ -1,4 +1,4 @@
-/* Pooling on CPU threads: every task is a segment of one line. */
+/* Pooling on CPU threads: every task is a segment of one line, which is a plane of avg_pool1d. */
 #include "pool/cpu.h"
 
 #include "core/plan.h"
@@ -25,7 +25,7 @@ static const onepass_pool_kernels *kernels_at(onepass_vector_level level, onepas
 }
 
 static int64_t output_length(const onepass_pool_problem *p) {
-  return p->backward ? p->length : p->pooled;
+  return p->backward ? p->wide.length : p->wide.pooled;
 }
 
 static int64_t segments_of(const onepass_pool_problem *p) {
@@ -34,21 +34,26 @@ static int64_t segments_of(const onepass_pool_problem *p) {
 
 void onepass_pool_choose_cpu(onepass_plan *plan, int threads, onepass_vector_level level) {
   onepass_pool_problem *p = &plan->problem.pool;
+  if (!onepass_pool_is_plain(p)) {
+    plan->run = onepass_pool_run_reference;
+    return;
+  }
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->kernels = kernels_at(level, p->type);
-  p->stream =
-      p->long_step == 1 && p->pooled_step == 1 && plan->info.bytes > onepass_this_machine()->last;
+  p->stream = p->wide.long_step == 1 && p->wide.pooled_step == 1 &&
+              plan->info.bytes > onepass_this_machine()->last;
   /* Whole lines, unless there are fewer than threads. */
   const int64_t share =
-      p->lines.count >= threads ? output_length(p) : (output_length(p) - 1) / threads + 1;
+      p->planes.count >= threads ? output_length(p) : (output_length(p) - 1) / threads + 1;
   p->segment = share > LEAST_SEGMENT ? share : LEAST_SEGMENT;
-  const int64_t tasks = p->lines.count * segments_of(p);
+  const int64_t tasks = p->planes.count * segments_of(p);
   p->threads = tasks < threads ? (tasks ? (int)tasks : 1) : threads;
   p->scratch_size = (onepass_pool_scratch(p) + 63) / 64 * 64;
   plan->run = onepass_pool_run_cpu;
-  plan->info.kernel = p->kernel > ONEPASS_POOL_WIDEST_TILED                       ? "wide_windows"
-                      : p->stride > 1 || p->long_step != 1 || p->pooled_step != 1 ? "tiled_windows"
-                                                                                  : "dense_windows";
+  plan->info.kernel = p->wide.kernel > ONEPASS_POOL_WIDEST_TILED ? "wide_windows"
+                      : p->wide.stride > 1 || p->wide.long_step != 1 || p->wide.pooled_step != 1
+                          ? "tiled_windows"
+                          : "dense_windows";
   plan->info.vector = onepass_vector_name(level);
   plan->info.threads = p->threads;
   plan->info.workspace = p->scratch_size * (size_t)p->threads;
@@ -62,7 +67,7 @@ typedef struct work {
 
 static char *line_of(const work *w, onepass_role role, int64_t line) {
   return onepass_buffer(w->buffers, role) +
-         onepass_walk_offset(&w->problem->lines, role, line) * onepass_type_size(w->problem->type);
+         onepass_walk_offset(&w->problem->planes, role, line) * onepass_type_size(w->problem->type);
 }
 
 static void do_segments(void *context, int worker, int64_t begin, int64_t end) {
@@ -87,5 +92,5 @@ void onepass_pool_run_cpu(const onepass_plan *plan, const onepass_buffers *buffe
                           void *workspace) {
   const onepass_pool_problem *p = &plan->problem.pool;
   work w = {.problem = p, .buffers = buffers, .workspace = workspace};
-  onepass_parallel(p->threads, p->lines.count * segments_of(p), do_segments, &w);
+  onepass_parallel(p->threads, p->planes.count * segments_of(p), do_segments, &w);
 }

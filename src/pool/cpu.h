@@ -20,7 +20,7 @@ enum {
 
 /* What the kernels want as scratch: four buffers of a tile and a window, in the type of sums. */
 static inline size_t onepass_pool_scratch(const onepass_pool_problem *p) {
-  const int64_t window = p->kernel <= ONEPASS_POOL_WIDEST_TILED ? p->kernel : 0;
+  const int64_t window = p->wide.kernel <= ONEPASS_POOL_WIDEST_TILED ? p->wide.kernel : 0;
   const int64_t tile = ONEPASS_POOL_TILE > window ? ONEPASS_POOL_TILE : window;
   return 4 * (size_t)(tile + window + 64) *
          (size_t)onepass_type_size(onepass_type_of_sums(p->type));

@@ -61,36 +61,38 @@ static void NAME(lay_out)(C *to, const T *line, int64_t step, int64_t length, in
 
 /* How many outputs `stride` apart fit in a tile (or, past its size, in a window's worth). */
 static int64_t NAME(outputs_in_tile)(const onepass_pool_problem *p, int64_t stride) {
-  const int64_t room = p->kernel > ONEPASS_POOL_TILE ? p->kernel : ONEPASS_POOL_TILE;
+  const int64_t room = p->wide.kernel > ONEPASS_POOL_TILE ? p->wide.kernel : ONEPASS_POOL_TILE;
   return (room - 1) / stride + 1;
 }
 
 /* Scratch, in sums: the piece laid out, then its window sums, then two buffers for sum_tile. */
 static C *NAME(part_of)(const onepass_pool_problem *p, void *scratch, int part) {
-  const int64_t room = p->kernel > ONEPASS_POOL_TILE ? p->kernel : ONEPASS_POOL_TILE;
-  return (C *)scratch + part * (room + p->kernel + 64);
+  const int64_t room = p->wide.kernel > ONEPASS_POOL_TILE ? p->wide.kernel : ONEPASS_POOL_TILE;
+  return (C *)scratch + part * (room + p->wide.kernel + 64);
 }
 
 /* What an output's sum is multiplied by: one over its divisor, which is the kernel wherever the
  * window is inside the line. */
 ALWAYS_INLINE C NAME(share_of)(const onepass_pool_problem *p, int64_t output) {
-  const int64_t begin = output * p->stride - p->padding;
-  if (begin >= 0 && begin + p->kernel <= p->length) return (C)p->one_over_kernel;
-  return 1 / (C)onepass_window_of(p, output).divisor;
+  const int64_t begin = output * p->wide.stride - p->wide.padding;
+  if (begin >= 0 && begin + p->wide.kernel <= p->wide.length) return (C)p->one_over_kernel;
+  return 1 / (C)onepass_window_of(&p->wide, output).divisor;
 }
 
 static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end,
                         void *scratch) {
   C *laid_out = NAME(part_of)(p, scratch, 0), *sums = NAME(part_of)(p, scratch, 1);
-  const int64_t most = NAME(outputs_in_tile)(p, p->stride);
+  const int64_t most = NAME(outputs_in_tile)(p, p->wide.stride);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = end - first < most ? end - first : most;
-    const int64_t start = first * p->stride - p->padding;
+    const int64_t start = first * p->wide.stride - p->wide.padding;
     NAME(lay_out)
-    (laid_out, x, p->long_step, p->length, start, start + (count - 1) * p->stride + p->kernel);
-    NAME(sum_laid_out)(sums, laid_out, p->kernel, p->stride, count, NAME(part_of)(p, scratch, 2));
+    (laid_out, x, p->wide.long_step, p->wide.length, start,
+     start + (count - 1) * p->wide.stride + p->wide.kernel);
+    NAME(sum_laid_out)
+    (sums, laid_out, p->wide.kernel, p->wide.stride, count, NAME(part_of)(p, scratch, 2));
     for (int64_t o = 0; o < count; o++) {
-      PUT(y + (first + o) * p->pooled_step, sums[o] * NAME(share_of)(p, first + o));
+      PUT(y + (first + o) * p->wide.pooled_step, sums[o] * NAME(share_of)(p, first + o));
     }
   }
 }
@@ -98,16 +100,16 @@ static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t
 static void NAME(wide)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin,
                        int64_t end) {
   for (int64_t o = begin; o < end; o++) {
-    const onepass_window window = onepass_window_of(p, o);
+    const onepass_window window = onepass_window_of(&p->wide, o);
     double sum = 0;
-    if (p->long_step == 1) {
+    if (p->wide.long_step == 1) {
       sum = NAME(sum_window)(x + window.begin, window.end - window.begin);
     } else {
       for (int64_t i = window.begin; i < window.end; i++) {
-        sum += (double)GET(x + i * p->long_step);
+        sum += (double)GET(x + i * p->wide.long_step);
       }
     }
-    PUT(y + o * p->pooled_step, (C)(sum / (double)window.divisor));
+    PUT(y + o * p->wide.pooled_step, (C)(sum / (double)window.divisor));
   }
 }
 
@@ -129,13 +131,13 @@ ALWAYS_INLINE void NAME(stride_over)(T *restrict y, const T *restrict x, const i
 static bool NAME(stride_over_known)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin,
                                     int64_t end) {
   const C scale = (C)p->one_over_kernel;
-  if (p->kernel == 2 && p->stride == 2) {
+  if (p->wide.kernel == 2 && p->wide.stride == 2) {
     NAME(stride_over)(y, x, 2, 2, begin, end, scale);
-  } else if (p->kernel == 3 && p->stride == 2) {
+  } else if (p->wide.kernel == 3 && p->wide.stride == 2) {
     NAME(stride_over)(y, x, 3, 2, begin, end, scale);
-  } else if (p->kernel == 3 && p->stride == 3) {
+  } else if (p->wide.kernel == 3 && p->wide.stride == 3) {
     NAME(stride_over)(y, x, 3, 3, begin, end, scale);
-  } else if (p->kernel == 4 && p->stride == 4) {
+  } else if (p->wide.kernel == 4 && p->wide.stride == 4) {
     NAME(stride_over)(y, x, 4, 4, begin, end, scale);
   } else {
     return false;
@@ -145,18 +147,20 @@ static bool NAME(stride_over_known)(const onepass_pool_problem *p, T *y, const T
 
 static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x, int64_t begin,
                           int64_t end, void *scratch) {
-  if (p->kernel > ONEPASS_POOL_WIDEST_TILED) {
+  if (p->wide.kernel > ONEPASS_POOL_WIDEST_TILED) {
     NAME(wide)(p, y, x, begin, end);
     return;
   }
   /* Outputs first..last have their window inside the line. */
-  const int64_t inside = p->length + p->padding - p->kernel; /* where the last of them starts */
-  const int64_t first = NAME(clamp)((p->padding + p->stride - 1) / p->stride, begin, end);
-  const int64_t last = NAME(clamp)(inside < 0 ? 0 : inside / p->stride + 1, first, end);
-  const T *start = (const T *)x - p->padding;
-  const bool dense = p->long_step == 1 && p->pooled_step == 1;
-  if (dense && p->stride == 1 && first < last) {
-    NAME(dense)(y, start, p->kernel, first, last, scratch, p->stream);
+  const int64_t inside =
+      p->wide.length + p->wide.padding - p->wide.kernel; /* where the last of them starts */
+  const int64_t first =
+      NAME(clamp)((p->wide.padding + p->wide.stride - 1) / p->wide.stride, begin, end);
+  const int64_t last = NAME(clamp)(inside < 0 ? 0 : inside / p->wide.stride + 1, first, end);
+  const T *start = (const T *)x - p->wide.padding;
+  const bool dense = p->wide.long_step == 1 && p->wide.pooled_step == 1;
+  if (dense && p->wide.stride == 1 && first < last) {
+    NAME(dense)(y, start, p->wide.kernel, first, last, scratch, p->stream);
   } else if (!dense || first >= last || !NAME(stride_over_known)(p, y, start, first, last)) {
     NAME(tiled)(p, y, x, begin, end, scratch);
     return;
@@ -172,9 +176,9 @@ static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x,
 static void NAME(spread)(const onepass_pool_problem *p, C *at, const T *dy, int64_t begin,
                          int64_t end) {
   for (int64_t t = begin; t < end; t++) at[t - begin] = 0;
-  const int64_t first = begin <= 0 ? 0 : (begin + p->stride - 1) / p->stride;
-  for (int64_t o = first; o < p->pooled && o * p->stride < end; o++) {
-    at[o * p->stride - begin] = GET(dy + o * p->pooled_step) * NAME(share_of)(p, o);
+  const int64_t first = begin <= 0 ? 0 : (begin + p->wide.stride - 1) / p->wide.stride;
+  for (int64_t o = first; o < p->wide.pooled && o * p->wide.stride < end; o++) {
+    at[o * p->wide.stride - begin] = GET(dy + o * p->wide.pooled_step) * NAME(share_of)(p, o);
   }
 }
 
@@ -186,47 +190,49 @@ static void NAME(tiled_backward)(const onepass_pool_problem *p, T *dx, const T *
     const int64_t count = end - first < most ? end - first : most;
     /* The windows that hold element i start, counting the padding, at i + padding - kernel + 1 or
      * later. */
-    const int64_t start = first + p->padding - p->kernel + 1;
-    NAME(spread)(p, laid_out, dy, start, start + count + p->kernel - 1);
-    NAME(sum_laid_out)(sums, laid_out, p->kernel, 1, count, NAME(part_of)(p, scratch, 2));
-    for (int64_t i = 0; i < count; i++) PUT(dx + (first + i) * p->long_step, sums[i]);
+    const int64_t start = first + p->wide.padding - p->wide.kernel + 1;
+    NAME(spread)(p, laid_out, dy, start, start + count + p->wide.kernel - 1);
+    NAME(sum_laid_out)(sums, laid_out, p->wide.kernel, 1, count, NAME(part_of)(p, scratch, 2));
+    for (int64_t i = 0; i < count; i++) PUT(dx + (first + i) * p->wide.long_step, sums[i]);
   }
 }
 
 static void NAME(wide_backward)(const onepass_pool_problem *p, T *dx, const T *dy, int64_t begin,
                                 int64_t end) {
   for (int64_t i = begin; i < end; i++) {
-    const int64_t before = i + p->padding - p->kernel; /* windows that start here have ended */
+    const int64_t before =
+        i + p->wide.padding - p->wide.kernel; /* windows that start here have ended */
     double sum = 0;
-    for (int64_t o = before < 0 ? 0 : before / p->stride + 1; o < p->pooled; o++) {
-      const onepass_window window = onepass_window_of(p, o);
+    for (int64_t o = before < 0 ? 0 : before / p->wide.stride + 1; o < p->wide.pooled; o++) {
+      const onepass_window window = onepass_window_of(&p->wide, o);
       if (window.begin > i) break;
-      sum += (double)GET(dy + o * p->pooled_step) / (double)window.divisor;
+      sum += (double)GET(dy + o * p->wide.pooled_step) / (double)window.divisor;
     }
-    PUT(dx + i * p->long_step, (C)sum);
+    PUT(dx + i * p->wide.long_step, (C)sum);
   }
 }
 
 static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *dy, int64_t begin,
                            int64_t end, void *scratch) {
-  if (p->kernel > ONEPASS_POOL_WIDEST_TILED) {
+  if (p->wide.kernel > ONEPASS_POOL_WIDEST_TILED) {
     NAME(wide_backward)(p, dx, dy, begin, end);
     return;
   }
-  if (p->stride > 1 || p->long_step != 1 || p->pooled_step != 1) {
+  if (p->wide.stride > 1 || p->wide.long_step != 1 || p->wide.pooled_step != 1) {
     NAME(tiled_backward)(p, dx, dy, begin, end, scratch);
     return;
   }
   /* Outputs whose divisor is the kernel, and the elements that only those hold. */
-  const int64_t edge = p->count_include_pad ? 0 : p->padding;
+  const int64_t edge = p->count_include_pad ? 0 : p->wide.padding;
   const int64_t full_end =
-      p->count_include_pad ? p->pooled : p->length + p->padding - p->kernel + 1;
-  const int64_t reach = p->kernel - 1 - p->padding; /* element i is held from output i - reach on */
+      p->count_include_pad ? p->wide.pooled : p->wide.length + p->wide.padding - p->wide.kernel + 1;
+  const int64_t reach =
+      p->wide.kernel - 1 - p->wide.padding; /* element i is held from output i - reach on */
   const int64_t first = NAME(clamp)(edge + reach, begin, end);
-  const int64_t last = NAME(clamp)(full_end - p->padding, first, end);
+  const int64_t last = NAME(clamp)(full_end - p->wide.padding, first, end);
   NAME(tiled_backward)(p, dx, dy, begin, first, scratch);
   if (first < last) {
-    NAME(dense)(dx, (const T *)dy - reach, p->kernel, first, last, scratch, p->stream);
+    NAME(dense)(dx, (const T *)dy - reach, p->wide.kernel, first, last, scratch, p->stream);
   }
   NAME(tiled_backward)(p, dx, dy, last, end, scratch);
 }

@@ -8,20 +8,20 @@
 /* Outputs begin..end whose inputs all exist and are all divided by the kernel. */
 static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
   /* Windows first..last lie inside the line. */
-  const int64_t first = (p->padding + p->stride - 1) / p->stride;
-  const int64_t room = p->length - p->kernel + p->padding;
-  const int64_t last = room < 0                       ? -1
-                       : room / p->stride < p->pooled ? room / p->stride
-                                                      : p->pooled - 1;
+  const int64_t first = (p->wide.padding + p->wide.stride - 1) / p->wide.stride;
+  const int64_t room = p->wide.length - p->wide.kernel + p->wide.padding;
+  const int64_t last = room < 0                                 ? -1
+                       : room / p->wide.stride < p->wide.pooled ? room / p->wide.stride
+                                                                : p->wide.pooled - 1;
   if (!p->backward) {
     args->plain_begin = first;
     args->plain_end = last + 1;
     return;
   }
   /* Elements whose windows are all among those, and exist. */
-  args->plain_begin = first * p->stride - p->padding + p->kernel - 1;
-  args->plain_end = (last + 1) * p->stride - p->padding;
-  if (args->plain_end > p->length) args->plain_end = p->length;
+  args->plain_begin = first * p->wide.stride - p->wide.padding + p->wide.kernel - 1;
+  args->plain_end = (last + 1) * p->wide.stride - p->wide.padding;
+  if (args->plain_end > p->wide.length) args->plain_end = p->wide.length;
   if (last < first) args->plain_end = args->plain_begin;
 }
 
@@ -33,18 +33,18 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
   if (!plan->cuda.pool.step.grid) return ONEPASS_OK;
   onepass_pool_args args = {.in = p->backward ? buffers->dy : buffers->x,
                             .out = p->backward ? buffers->dx : buffers->y,
-                            .lines = p->lines,
+                            .lines = p->planes,
                             .in_role = p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X,
                             .out_role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y,
-                            .inputs = p->backward ? p->pooled : p->length,
+                            .inputs = p->backward ? p->wide.pooled : p->wide.length,
                             .outputs = onepass_pool_outputs(p),
-                            .in_step = p->backward ? p->pooled_step : p->long_step,
-                            .out_step = p->backward ? p->long_step : p->pooled_step,
-                            .length = p->length,
-                            .pooled = p->pooled,
-                            .kernel = p->kernel,
-                            .stride = p->stride,
-                            .padding = p->padding,
+                            .in_step = p->backward ? p->wide.pooled_step : p->wide.long_step,
+                            .out_step = p->backward ? p->wide.long_step : p->wide.pooled_step,
+                            .length = p->wide.length,
+                            .pooled = p->wide.pooled,
+                            .kernel = p->wide.kernel,
+                            .stride = p->wide.stride,
+                            .padding = p->wide.padding,
                             .backward = p->backward,
                             .count_include_pad = p->count_include_pad,
                             .uniform = onepass_pool_is_uniform(p),
@@ -64,17 +64,24 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
 
 /* Elements of a line one after the other in both tensors; a single one is nowhere else. */
 static bool is_dense(const onepass_pool_problem *p) {
-  return (p->long_step == 1 || p->length == 1) && (p->pooled_step == 1 || p->pooled == 1);
+  return (p->wide.long_step == 1 || p->wide.length == 1) &&
+         (p->wide.pooled_step == 1 || p->wide.pooled == 1);
 }
 
 onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
   const onepass_pool_problem *p = &plan->problem.pool;
   onepass_pool_launch *l = &plan->cuda.pool.launch;
+  if (!onepass_pool_is_plain(p)) {
+    return onepass_fail(
+        ONEPASS_BAD_DEVICE,
+        "device.type = %d (CUDA): expected %d (CPU), as this %s has no CUDA kernels yet",
+        ONEPASS_CUDA, ONEPASS_CPU, plan->info.op);
+  }
   const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
   if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) {
     return onepass_fail(ONEPASS_BAD_OPTION,
-                        "options.cuda_kernel = %d (%s): expected one that can do this avg_pool1d",
-                        (int)asked, onepass_cuda_kernel_name(asked));
+                        "options.cuda_kernel = %d (%s): expected one that can do this %s",
+                        (int)asked, onepass_cuda_kernel_name(asked), plan->info.op);
   }
   onepass_cuda_launch *step = &plan->cuda.pool.step;
   *step = (onepass_cuda_launch){.grid = l->grid, .block = l->block, .shared = l->shared};

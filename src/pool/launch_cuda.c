@@ -26,15 +26,15 @@ static const struct {
                      SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
 
 bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
-  return p->count_include_pad &&
-         (p->pooled - 1) * p->stride + p->kernel <= p->length + 2 * p->padding;
+  return p->count_include_pad && (p->wide.pooled - 1) * p->wide.stride + p->wide.kernel <=
+                                     p->wide.length + 2 * p->wide.padding;
 }
 
 /* Backward at stride 1 is a window, too; at other strides it is not. */
 static const char *small_kernel_of(const onepass_pool_problem *p) {
-  if (p->backward && p->stride != 1) return NULL;
+  if (p->backward && p->wide.stride != 1) return NULL;
   for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
-    if (small_kernels[i].kernel == p->kernel && small_kernels[i].stride == p->stride) {
+    if (small_kernels[i].kernel == p->wide.kernel && small_kernels[i].stride == p->wide.stride) {
       return onepass_pool_is_uniform(p) ? small_kernels[i].uniform : small_kernels[i].name;
     }
   }
@@ -42,7 +42,7 @@ static const char *small_kernel_of(const onepass_pool_problem *p) {
 }
 
 int64_t onepass_pool_outputs(const onepass_pool_problem *p) {
-  return p->backward ? p->length : p->pooled;
+  return p->backward ? p->wide.length : p->wide.pooled;
 }
 
 /* A thread for each slot of 16 bytes that a line's outputs may lie in, wherever they start. */
@@ -54,13 +54,13 @@ static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
   l->lanes = slots > BLOCK ? 0 : 1;
   while (l->lanes && l->lanes < slots) l->lanes *= 2;
   l->lines_of_block = l->lanes ? BLOCK / l->lanes : 0;
-  l->grid = slots > BLOCK ? tiles * p->lines.count : divide_up(p->lines.count, l->lines_of_block);
+  l->grid = slots > BLOCK ? tiles * p->planes.count : divide_up(p->planes.count, l->lines_of_block);
 }
 
 /* Shared memory for the inputs of a tile of outputs. */
 static size_t tile_bytes(const onepass_pool_problem *p) {
-  const int64_t size = onepass_type_size(p->type), step = p->backward ? 1 : p->stride;
-  return (size_t)(BLOCK * SLOTS * 16 * step + p->kernel * size + 64);
+  const int64_t size = onepass_type_size(p->type), step = p->backward ? 1 : p->wide.stride;
+  return (size_t)(BLOCK * SLOTS * 16 * step + p->wide.kernel * size + 64);
 }
 
 /* Lines whose outputs lie back to back, of any length that 32 bits can count, with few terms an output. */
@@ -68,26 +68,28 @@ static bool choose_flat(const onepass_pool_problem *p, onepass_pool_launch *l) {
   static const char *const of_kernel[] = {"windows_flat",   "windows_flat_1", "windows_flat_2",
                                           "windows_flat_3", "windows_flat_4", "windows_flat_5",
                                           "windows_flat_6", "windows_flat_7", "windows_flat_8"};
-  const int64_t outputs = onepass_pool_outputs(p), lines = p->lines.count;
+  const int64_t outputs = onepass_pool_outputs(p), lines = p->planes.count;
   const int64_t vec = 16 / onepass_type_size(p->type), limit = INT32_MAX / 4;
   const int role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
-  if (p->lines.ndim > 1 || (lines > 1 && p->lines.stride[role][0] != outputs)) return false;
-  if (lines == 0 || outputs == 0 || p->length > limit || p->padding > limit ||
-      p->kernel > MOST_TERMS || p->stride > limit / most(1, p->pooled)) {
+  if (p->planes.ndim > 1 || (lines > 1 && p->planes.stride[role][0] != outputs)) return false;
+  if (lines == 0 || outputs == 0 || p->wide.length > limit || p->wide.padding > limit ||
+      p->wide.kernel > MOST_TERMS || p->wide.stride > limit / most(1, p->wide.pooled)) {
     return false;
   }
-  const bool is_window = !p->backward || (p->stride == 1 && onepass_pool_is_uniform(p));
-  l->name = is_window ? of_kernel[p->kernel <= 8 ? p->kernel : 0] : "windows_flat_backward";
+  const bool is_window = !p->backward || (p->wide.stride == 1 && onepass_pool_is_uniform(p));
+  l->name =
+      is_window ? of_kernel[p->wide.kernel <= 8 ? p->wide.kernel : 0] : "windows_flat_backward";
   l->grid = divide_up(outputs * lines + vec - 1, vec * BLOCK);
   l->flat = true;
   return true;
 }
 
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
-  const int64_t terms = p->backward ? divide_up(p->kernel, p->stride) : p->kernel;
-  const int64_t lines = p->lines.count, outputs = onepass_pool_outputs(p);
+  const int64_t terms = p->backward ? divide_up(p->wide.kernel, p->wide.stride) : p->wide.kernel;
+  const int64_t lines = p->planes.count, outputs = onepass_pool_outputs(p);
   const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
-  const bool overlaps = p->stride == 1 || (!p->backward && p->kernel > 4 * p->stride);
+  const bool overlaps =
+      p->wide.stride == 1 || (!p->backward && p->wide.kernel > 4 * p->wide.stride);
   share_slots(p, l);
   l->name = l->lanes ? NULL : small_kernel_of(p);
   if (l->name) {
@@ -96,13 +98,14 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     return l->grid <= INT32_MAX;
   } else if (terms <= MOST_TERMS) {
     l->name = "windows_any";
-  } else if (overlaps && p->kernel <= LONGEST_DOUBLED / size) {
+  } else if (overlaps && p->wide.kernel <= LONGEST_DOUBLED / size) {
     /* As many outputs as fit beside their window, twice. */
-    const int64_t room = 96 * 1024 / (2 * size) - p->kernel, step = p->backward ? 1 : p->stride;
+    const int64_t room = 96 * 1024 / (2 * size) - p->wide.kernel,
+                  step = p->backward ? 1 : p->wide.stride;
     l->name = "windows_doubled";
     l->tile = (int32_t)most(1, least(least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
     l->grid = divide_up(outputs, l->tile) * lines;
-    l->shared = (size_t)(2 * ((l->tile - 1) * step + p->kernel) * size);
+    l->shared = (size_t)(2 * ((l->tile - 1) * step + p->wide.kernel) * size);
   } else if (!p->backward) {
     l->name = "windows_warp";
     l->grid = divide_up(outputs * lines, BLOCK / WARP);
@@ -127,6 +130,6 @@ bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
   launch->kernel = ONEPASS_CUDA_STRIDED;
   launch->name = "windows_strided";
   launch->shared = 0;
-  launch->grid = divide_up(onepass_pool_outputs(problem) * problem->lines.count, BLOCK);
+  launch->grid = divide_up(onepass_pool_outputs(problem) * problem->planes.count, BLOCK);
   return launch->grid <= INT32_MAX;
 }

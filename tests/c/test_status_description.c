@@ -67,7 +67,7 @@ static void padding_over_half(call *c) { c->pool.padding[0] = 2; }
 static void padding_negative(call *c) { c->pool.padding[0] = -1; }
 static void padding_huge(call *c) { c->pool.padding[0] = INT64_MAX; }
 static void spatial_0(call *c) { c->pool.spatial = 0; }
-static void spatial_2(call *c) { c->pool.spatial = 2; }
+static void spatial_4(call *c) { c->pool.spatial = 4; }
 
 static const fault pool_faults[] = {
     {"operator 55", pool_op_unknown, ONEPASS_BAD_OPERATOR, "op", "55", 0},
@@ -82,7 +82,7 @@ static const fault pool_faults[] = {
     {"padding -1", padding_negative, ONEPASS_BAD_PADDING, "padding", "-1", 1},
     {"padding 2^63-1", padding_huge, ONEPASS_BAD_PADDING, "padding", "9223372036854775807", 1},
     {"spatial 0", spatial_0, ONEPASS_BAD_OPERATOR, "spatial", "0", 0},
-    {"spatial 2", spatial_2, ONEPASS_BAD_OPERATOR, "spatial", "2", 0},
+    {"spatial 4", spatial_4, ONEPASS_BAD_OPERATOR, "spatial", "4", 0},
 };
 
 static void threads_negative(call *c) { c->options.threads = -3; }

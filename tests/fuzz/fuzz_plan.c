@@ -20,7 +20,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { ROLES = sizeof(onepass_tensors) / sizeof(void *), SMALL = 64 * 1024 };
-enum { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS };
+enum { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, INDICES = ROLES - 1 };
 
 static void require(int holds, const char *what) {
   if (holds) return;
@@ -100,7 +100,7 @@ static void take_tensor(source *s, part *p) {
   p->present = 1;
   p->tensor.device.type = ONEPASS_CPU;
   p->tensor.dtype = take_dtype(s);
-  p->tensor.ndim = 1 + take_byte(s) % 4;
+  p->tensor.ndim = 1 + take_byte(s) % 5;
   if (flags >= 240) p->tensor.ndim = (int32_t)take_int(s);
   for (int d = 0; d < 16; d++) p->shape[d] = p->strides[d] = 1;
   for (int d = 0; d < 9 && d < p->tensor.ndim; d++) p->shape[d] = take_int(s);
@@ -109,6 +109,21 @@ static void take_tensor(source *s, part *p) {
     p->tensor.strides = p->strides;
   }
   link_part(p);
+}
+
+/* The sizes that a pooling makes of x's; adaptive ones may be any, so x's will do. */
+static void fit_pooled(part *p, const onepass_pool *pool) {
+  for (int a = 0; a < pool->spatial && a < 3 && !pool->adaptive; a++) {
+    const int at = p->tensor.ndim - pool->spatial + a;
+    int64_t pooled;
+    if (at < 0) continue;
+    if (onepass_pool_length_dilated(p->shape[at], pool->kernel[a], pool->stride[a],
+                                    pool->padding[a], pool->dilation[a], pool->ceil_mode,
+                                    &pooled) == ONEPASS_OK) {
+      require(pooled >= 1, "a pooled length below 1");
+      p->shape[at] = pooled;
+    }
+  }
 }
 
 /* A tensor of the shape that x asks of this role, so that the checks further in are reached. */
@@ -121,14 +136,8 @@ static void fit(part *p, const part *x, int role, int is_pool, const onepass_poo
     link_part(p);
     return;
   }
-  if (is_pool && (role == Y || role == DY)) {
-    int64_t pooled;
-    if (onepass_pool_length(x->shape[ndim - 1], pool->kernel[0], pool->stride[0], pool->padding[0],
-                            pool->ceil_mode, &pooled) == ONEPASS_OK) {
-      require(pooled >= 1, "a pooled length below 1");
-      p->shape[ndim - 1] = pooled;
-    }
-  }
+  if (is_pool && (role == Y || role == DY || role == INDICES)) fit_pooled(p, pool);
+  if (is_pool && role == INDICES) p->tensor.dtype = ONEPASS_I64;
   if (first < 0 || first >= ndim) first = ndim - 1;
   if (role == MEAN || role == RSTD) {
     p->tensor.dtype = x->tensor.dtype.bits == 64 ? ONEPASS_F64 : ONEPASS_F32;
@@ -279,8 +288,30 @@ static void plan_and_run(source *s, int is_pool, part *parts, const onepass_norm
   onepass_plan_destroy(plan);
 }
 
-/* Which roles a call uses: norm forward, norm backward, pool forward, pool backward. */
-static const char used[4][ROLES + 1] = {"1221220000", "1200111122", "1001000000", "0000001100"};
+/* Which roles a call uses: norm forward and backward, then those of each pool. */
+static const char used[8][ROLES + 1] = {"1221220000000000", "1200111122000000", "1001000000000000",
+                                        "0000001100000000", "1001000000000002", "0000001100000001",
+                                        "1001000000000000", "1001001100000000"};
+
+static void take_pool(source *s, onepass_pool *pool) {
+  const uint8_t flags = take_byte(s);
+  pool->op = (onepass_pool_op)(flags % 3);
+  pool->spatial = 1 + flags / 3 % 3;
+  pool->adaptive = flags >= 192;
+  pool->ceil_mode = take_byte(s) & 1;
+  for (int a = 0; a < 3 && !pool->adaptive; a++) {
+    pool->kernel[a] = take_likely(s, 1, 9);
+    pool->stride[a] = take_likely(s, 1, 6);
+    pool->padding[a] = take_likely(s, 0, pool->op == ONEPASS_LP_POOL ? 1 : 4);
+    pool->dilation[a] = take_likely(s, 0, pool->op == ONEPASS_MAX_POOL ? 4 : 1);
+  }
+  if (pool->adaptive) pool->ceil_mode = take_byte(s) > 250;
+  if (pool->op == ONEPASS_AVG_POOL && !pool->adaptive) {
+    pool->count_include_pad = take_byte(s) & 1;
+    pool->divisor = take_likely(s, 0, 3);
+  }
+  if (pool->op == ONEPASS_LP_POOL) pool->p = take_byte(s) < 192 ? 2 : take_double(s);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   source s = {data, size};
@@ -294,12 +325,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   norm.axis = (int32_t)take_likely(&s, -3, 6);
   norm.reduction = norm.op == ONEPASS_L1_NORM ? (onepass_reduction)(flags >> 7) : ONEPASS_MEAN;
   norm.eps = take_double(&s);
-  pool.spatial = 1;
-  pool.kernel[0] = take_likely(&s, 1, 9);
-  pool.stride[0] = take_likely(&s, 1, 6);
-  pool.padding[0] = take_likely(&s, 0, 4);
-  pool.ceil_mode = take_byte(&s) & 1;
-  pool.count_include_pad = take_byte(&s) & 1;
+  take_pool(&s, &pool);
+  const int pool_row = 2 * (1 + (int)pool.op);
   if (!fitting) { /* one in sixteen: the enumerations are anything, too */
     norm.op = (onepass_norm_op)take_int(&s);
     norm.direction = pool.direction = (onepass_direction)take_int(&s);
@@ -313,7 +340,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   part x = parts[X];
   x.tensor.shape = x.shape;
   for (int r = 0; r < ROLES; r++) {
-    char use = used[is_pool * 2 + backward][r];
+    char use = used[(is_pool ? pool_row : 0) + backward][r];
     if (norm.op == ONEPASS_L1_NORM && !is_pool && r != X && r != Y && r != DY && r != DX) use = '0';
     if (fitting) {
       if (r != X) fit(&parts[r], &x, r, is_pool, &pool, first);

@@ -17,14 +17,15 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import cuda
 
 __all__ = [
-    "Array", "CUDA_KERNELS", "DEVICES", "DTYPES", "Device", "Dtype", "FORWARD", "BACKWARD",
-    "L1_NORM", "LAYER_NORM", "MEAN", "SUM", "Norm", "Options", "Pool", "Result", "ROLES", "STATUS",
+    "Array", "AVG_POOL", "CUDA_KERNELS", "DEVICES", "DTYPES", "Device", "Dtype", "FORWARD", "BACKWARD",
+    "I64", "L1_NORM", "LAYER_NORM", "LP_POOL", "MAX_POOL", "MEAN", "SUM", "Norm", "Options", "Pool", "Result", "ROLES", "STATUS",
     "compact_strides", "last_message", "lib", "plan_and_run", "pool_length", "round_to",
     "tensors_of", "why_no_cuda",
 ]
 
 FORWARD, BACKWARD = 0, 1
 L1_NORM, LAYER_NORM = 0, 1
+AVG_POOL, MAX_POOL, LP_POOL = 0, 1, 2
 MEAN, SUM = 0, 1
 
 STATUS = (
@@ -125,6 +126,8 @@ def _load() -> ctypes.CDLL:
         POINTER(c_void_p), POINTER(Pool), POINTER(Tensors), POINTER(Options)]
     library.onepass_pool_length.argtypes = [
         c_int64, c_int64, c_int64, c_int64, c_int32, POINTER(c_int64)]
+    library.onepass_pool_length_dilated.argtypes = [
+        c_int64, c_int64, c_int64, c_int64, c_int64, c_int32, POINTER(c_int64)]
     library.onepass_get_cuda_count.argtypes = [POINTER(c_int32)]
     return library
 
@@ -164,6 +167,8 @@ DTYPES: Dict[str, Dtype] = {
     "f16": Dtype("f16", 2, 2, 2.0**-11, 2.0**-25, 65504.0),
     "bf16": Dtype("bf16", 4, 2, 2.0**-8, 2.0**-134, 3.3895313892515355e38),
 }
+I64 = Dtype("i64", 0, 8, 0.0, 0.0, 2.0**63)  # indices only
+LETTERS = {"f16": "<e", "f32": "<f", "f64": "<d", "i64": "<q"}
 
 
 def _f32_bits(value: float) -> int:
@@ -185,7 +190,7 @@ def pack(dtype: Dtype, value: float) -> bytes:
     """The bytes of a number in this type; what is too large becomes infinite."""
     if dtype.name == "bf16":
         return struct.pack("<H", _bf16_bits(value))
-    letter = {"f16": "<e", "f32": "<f", "f64": "<d"}[dtype.name]
+    letter = LETTERS[dtype.name]
     try:
         return struct.pack(letter, value)
     except OverflowError:
@@ -195,7 +200,7 @@ def pack(dtype: Dtype, value: float) -> bytes:
 def unpack(dtype: Dtype, data: bytes) -> float:
     if dtype.name == "bf16":
         return struct.unpack("<f", b"\0\0" + data)[0]
-    return struct.unpack({"f16": "<e", "f32": "<f", "f64": "<d"}[dtype.name], data)[0]
+    return struct.unpack(LETTERS[dtype.name], data)[0]
 
 
 def round_to(dtype: Dtype, value: float) -> float:
@@ -376,9 +381,13 @@ def plan_and_run(description: ctypes.Structure, arrays: Dict[str, Array],
         lib.onepass_plan_destroy(plan)
 
 
-def pool_length(length: int, kernel: int, stride: int, padding: int,
-                ceil_mode: int) -> Tuple[str, int]:
+def pool_length(length: int, kernel: int, stride: int, padding: int, ceil_mode: int,
+                dilation: Optional[int] = None) -> Tuple[str, int]:
     pooled = c_int64(-1)
-    status = lib.onepass_pool_length(length, kernel, stride, padding, ceil_mode,
-                                     ctypes.byref(pooled))
+    if dilation is None:
+        status = lib.onepass_pool_length(length, kernel, stride, padding, ceil_mode,
+                                         ctypes.byref(pooled))
+    else:
+        status = lib.onepass_pool_length_dilated(length, kernel, stride, padding, dilation,
+                                                 ceil_mode, ctypes.byref(pooled))
     return STATUS[status], pooled.value
