@@ -11,11 +11,14 @@ typedef struct naming {
   const onepass_plan *plan;
   const char *statistic;
   const char *direction;
+  const char *fused; /* "_fused", or nothing */
 } naming;
 
 static naming name_kernels(const onepass_plan *plan) {
   const onepass_norm_problem *p = &plan->problem.norm;
   naming names = {.plan = plan, .direction = p->backward ? "backward" : "forward"};
+  const unsigned extra = ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_DSUM);
+  names.fused = p->activation || (plan->layouts.present & extra) ? "_fused" : "";
   names.statistic = p->op->statistic == ONEPASS_STATISTIC_ABS ? "abs" : "moments";
   return names;
 }
@@ -40,16 +43,16 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   char name[64];
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS:
-      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s", n->statistic, n->direction, width,
-               (int)l->packs, l->width == ONEPASS_NORM_VECTOR ? weights : "");
+      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s", n->statistic, n->direction, width,
+               (int)l->packs, n->fused, l->width == ONEPASS_NORM_VECTOR ? weights : "");
       break;
     case ONEPASS_CUDA_BLOCKS:
-      snprintf(name, sizeof name, "%s_%s%s", n->statistic,
-               l->wide         ? "wide_forward"
-               : l->packs == 8 ? "blocks_forward_long"
-               : l->broad      ? "blocks_forward_late"
-                               : "blocks_forward",
-               weights);
+      snprintf(name, sizeof name, "%s_%s%s%s", n->statistic,
+               l->wide                  ? "wide_forward"
+               : l->packs == 8          ? "blocks_forward_long"
+               : l->broad && !*n->fused ? "blocks_forward_late"
+                                        : "blocks_forward",
+               n->fused, weights);
       break;
     case ONEPASS_CUDA_RING:
       snprintf(name, sizeof name, "%s_ring_%s_%s%s", n->statistic, n->direction,
@@ -64,7 +67,7 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                n->direction, width);
       break;
     default:
-      snprintf(name, sizeof name, "%s_strided_%s", n->statistic, n->direction);
+      snprintf(name, sizeof name, "%s_strided_%s%s", n->statistic, n->direction, n->fused);
   }
   return add_step(n->plan, way, name, step);
 }
@@ -72,7 +75,10 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
 static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   const onepass_norm_launch *l = &way->launch;
   const onepass_norm_problem *p = &n->plan->problem.norm;
-  const char *width = !p->backward ? "" : l->width == ONEPASS_NORM_VECTOR ? "_vector" : "_scalar";
+  const char *width = *n->fused                         ? n->fused
+                      : !p->backward                    ? ""
+                      : l->width == ONEPASS_NORM_VECTOR ? "_vector"
+                                                        : "_scalar";
   char name[64];
   snprintf(name, sizeof name, "%s_gather_%s%s", n->statistic, n->direction, width);
   onepass_status status =
@@ -94,7 +100,7 @@ static onepass_status add_strided_sums(const naming *n, onepass_norm_way *way) {
   const onepass_status status = add_step(n->plan, way, "moments_offsets",
                                          (onepass_cuda_launch){.grid = l->grid, .block = l->block});
   if (status != ONEPASS_OK) return status;
-  return add_step(n->plan, way, "moments_strided_sums",
+  return add_step(n->plan, way, *n->fused ? "moments_strided_sums_fused" : "moments_strided_sums",
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
 }
 
@@ -162,6 +168,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                                     .one_over_n = (float)p->one_over_n},
                             .denominator = (int32_t)p->op->denominator,
                             .activation = (int32_t)p->activation,
+                            .fused = p->activation || buffers->residual,
                             .clamp = p->clamp,
                             .team = l->team,
                             .chunks = l->chunks,

@@ -32,6 +32,7 @@ typedef struct onepass_norm_args {
       f32;             /* the same three: converting them would take a kernel as long as a row */
   int32_t denominator; /* MOMENTS: an onepass_denominator */
   int32_t activation;  /* an onepass_activation */
+  int32_t fused;       /* there is a residual or an activation */
   int32_t clamp;       /* the denominator is not less than eps, rather than eps more */
   int32_t team; /* lanes (warps) or blocks (stream) that share a row; threads that share a column's
                         parts */

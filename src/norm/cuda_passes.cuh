@@ -144,9 +144,63 @@ __device__ inline void passes_gather(const norm_args &a) {
   }
 }
 
+/* The sums of x and a residual, which all start at the same place of their 16 bytes. They are written on the
+ * way, if they are asked for. The guess is 0: the first elements may be written over. */
+template <class T>
+__device__ inline void passes_gather_sums(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int VEC = vector_of<T>::count;
+  __shared__ plain_sums<C, 2> of_warps[2][PASSES_BLOCK / WARP];
+  const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count,
+                begin = segment * a.slice;
+  const int64_t rest = a.elements.count - begin;
+  const int length = (int)(rest < a.slice ? rest : a.slice);
+  const summed_row<T> from(a, row);
+  const slice_view<T> view(from.x + begin, length);
+  const auto gather = [&](C about, auto take_pack, auto take_one) {
+    plain_sums<C, 2> mine;
+    mine.clear();
+    for (int slot = threadIdx.x; slot < view.slots(); slot += PASSES_BLOCK) {
+      const int64_t at = begin + slot * VEC - view.phase;
+      if (view.is_whole(slot)) {
+        C v[VEC];
+        widen_pack(v, take_pack(at));
+        add_deviations<T>(mine, v, about);
+        continue;
+      }
+      for (int j = 0; j < VEC; j++) {
+        if (!view.has(slot * VEC + j)) continue;
+        C one[1] = {(C)widen(take_one(at + j).v[0])};
+        add_deviations<T>(mine, one, about);
+      }
+    }
+    return mine;
+  };
+  C about = 0;
+  plain_sums<C, 2> sums =
+      sum_block(gather(
+                    about, [&](int64_t at) { return from.template take<VEC>(at); },
+                    [&](int64_t at) { return from.template take<1>(at); }),
+                of_warps[0]);
+  row_moments<C> found(sums, about, 1 / (C)length, lossless<T>::SQUARES);
+  if (found.lossy) { /* a thread reads what it has written itself */
+    about = found.more;
+    sums = sum_block(gather(
+                         about, [&](int64_t at) { return from.template take_again<VEC>(at); },
+                         [&](int64_t at) { return from.template take_again<1>(at); }),
+                     of_warps[1]);
+    found = row_moments<C>(sums, about, 1 / (C)length);
+  }
+  double *to = a.sums + (row * a.segments + segment) * 2;
+  if (threadIdx.x == 0) {
+    to[0] = (double)found.about + (double)found.more;
+    to[1] = found.squares;
+  }
+}
+
 /* The same backward where every row is aligned: packs are held as they are, so that more of them are under
  * way. */
-template <class T, bool MOMENTS>
+template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void passes_gather_aligned(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, true>::count, AHEAD = 4;
@@ -182,6 +236,15 @@ __device__ inline void passes_gather_aligned(const norm_args &a) {
       C v[VEC], g[VEC];
       widen_pack(v, x_of[k]);
       widen_pack(g, dy_of[k]);
+      if constexpr (FUSED) {
+        C b[VEC];
+        if (a.at.bias)
+          load_aligned_weights<T>(b, a.at.bias, begin + start + k * PASSES_BLOCK * VEC, a);
+#pragma unroll
+        for (int j = 0; j < VEC; j++)
+          g[j] *= activation_slope(a.activation,
+                                   (v[j] - mean) * rstd * w[k][j] + (a.at.bias ? b[j] : (C)0));
+      }
       add_products<MOMENTS>(mine, v, g, w[k], mean, rstd);
     }
   }
@@ -222,7 +285,8 @@ __device__ inline void passes_merge(const norm_args &a) {
     }
     const double squares = mine.v[1] + sum_lanes(apart, WARP).v[0];
     const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row);
-    const double mean = (double)guess_mean(x, a.elements.count) + apart_from_guess;
+    const double guess = a.fused ? 0 : (double)guess_mean(x, a.elements.count);
+    const double mean = guess + apart_from_guess;
     __syncwarp();
     if (lane != 0) return;
     sums[0] = mean;
@@ -358,9 +422,63 @@ __device__ inline void passes_forward(const norm_args &a) {
     write_edge<T, MOMENTS>(a, scale, view, threadIdx.x ? view.slots() - 1 : 0, x, y, begin);
 }
 
+/* The same with a residual, an activation, or both. */
+template <class T>
+__device__ inline void passes_forward_fused(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int VEC = vector_of<T>::count, PACKS = forward_packs(VEC);
+  const int width = (PASSES_BLOCK * PACKS - 1) * VEC;
+  const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x;
+  const int64_t row = block % a.rows.count, begin = block / a.rows.count * width;
+  const int64_t rest = a.elements.count - begin;
+  const summed_row<T> from(a, row);
+  T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row);
+  const slice_view<T> view(from.x + begin, (int)(rest < width ? rest : width));
+  const double *sums = a.sums + row * a.segments * 2;
+  pack<T, VEC> x_of[PACKS];
+#pragma unroll
+  for (int k = 0; k < PACKS; k++) {
+    const int slot = threadIdx.x + k * PASSES_BLOCK;
+    if (view.is_whole(slot))
+      x_of[k] = from.template take_again<VEC>(begin + slot * VEC - view.phase);
+  }
+  const row_scale<C> scale = scale_by_moments<C>(sums[0], sums[1], a);
+#pragma unroll
+  for (int k = 0; k < PACKS; k++) {
+    const int slot = threadIdx.x + k * PASSES_BLOCK;
+    const int64_t at = begin + slot * VEC - view.phase;
+    if (!view.is_whole(slot)) continue;
+    C v[VEC], weight[VEC], bias[VEC];
+    widen_pack(v, x_of[k]);
+    if (a.at.weight) load_weights_at<T>(weight, a.at.weight, at, a);
+    if (a.at.bias) load_weights_at<T>(bias, a.at.bias, at, a);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+      v[j] = apply_scale<true>(scale, v[j]);
+      if (a.at.weight) v[j] *= weight[j];
+      if (a.at.bias) v[j] += bias[j];
+    }
+    activate_all(a.activation, v);
+    store_pack(y + at, narrow_pack<C, T, VEC>(v));
+  }
+  if (threadIdx.x >= 2) return;
+  /* The elements of the first and the last slot, where they are partly another's. */
+  const int slot = threadIdx.x ? view.slots() - 1 : 0;
+  if (view.is_whole(slot) || (threadIdx.x == 1 && slot == 0)) return;
+#pragma unroll 1
+  for (int j = 0; j < VEC; j++) {
+    const int64_t at = begin + slot * VEC + j - view.phase;
+    if (!view.has(slot * VEC + j)) continue;
+    C v = apply_scale<true>(scale, (C)widen(from.template take_again<1>(at).v[0]));
+    if (a.at.weight) v *= weight_at<T>(a.at.weight, at, a);
+    if (a.at.bias) v += weight_at<T>(a.at.bias, at, a);
+    y[at] = narrow_to<T>::from(activate(a.activation, v));
+  }
+}
+
 /* A block has the same columns of `row_group` rows, so that dweight and dbias are summed in
  * registers. VEC is 1 where rows are not all aligned. */
-template <class T, bool MOMENTS, int VEC>
+template <class T, bool MOMENTS, int VEC, bool FUSED = false>
 __device__ inline void passes_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int PACKS = backward_packs(VEC);
@@ -404,13 +522,24 @@ __device__ inline void passes_backward(const norm_args &a) {
       C v[VEC], g[VEC], out[VEC];
       widen_pack(v, at_x[k]);
       widen_pack(g, at_dy[k]);
+      C bias[VEC], more[VEC]; /* fused alone */
+      if constexpr (FUSED) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) bias[j] = more[j] = 0;
+        if (a.at.bias) load_aligned_weights<T>(bias, a.at.bias, begin + k * step, a);
+        if (a.at.dsum)
+          widen_pack(more, load_pack<T, VEC>(row_of<T>(a.at.dsum, a, ONEPASS_ROLE_DSUM, row) +
+                                             begin + k * step));
+      }
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
         if constexpr (MOMENTS) {
           const C z = normalized(gradient, v[j]);
+          if (FUSED) g[j] *= activation_slope(a.activation, z * weight[k][j] + bias[j]);
           dweight[k][j] += g[j] * z;
           dbias[k][j] += g[j];
           out[j] = apply_moments_gradient(gradient, z, g[j] * weight[k][j]);
+          if (FUSED) out[j] += more[j];
         } else {
           out[j] = apply_l1_gradient(gradient, v[j], g[j]);
         }

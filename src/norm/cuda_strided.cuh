@@ -4,6 +4,7 @@
 #ifndef ONEPASS_NORM_CUDA_STRIDED_CUH
 #define ONEPASS_NORM_CUDA_STRIDED_CUH
 
+#include "norm/cuda_activation.cuh"
 #include "norm/cuda_common.cuh"
 
 /* Where a row is, however many there are. */
@@ -262,6 +263,13 @@ __device__ inline void columns_backward(const norm_args &a) {
 
 /* ---- Any strides: a block takes row after row ------------------------------------------------- */
 
+/* The gradient behind an activation, from the one before it. */
+template <class T, class C>
+__device__ inline C strided_slope(const norm_args &a, int64_t element, C z, C weight) {
+  const C bias = strided_weight<T, C>(a, a.at.bias, ONEPASS_ROLE_BIAS, element, 0);
+  return activation_slope(a.activation, z * weight + bias);
+}
+
 template <class T, class C>
 struct strided_row {
   const norm_args &a;
@@ -269,11 +277,19 @@ struct strided_row {
   __device__ C get(const void *base, int role, int64_t element) const {
     return widen(any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)]);
   }
+  /* x, or its sum with the residual, rounded as if it had been written and read again. */
+  template <bool FUSED>
+  __device__ C get_x(int64_t element) const {
+    const C x = get(a.at.x, ONEPASS_ROLE_X, element);
+    if (!FUSED || !a.at.residual) return x;
+    return widen(narrow_to<T>::from(x + get(a.at.residual, ONEPASS_ROLE_RESIDUAL, element)));
+  }
+  template <bool FUSED>
   __device__ plain_sums<C, 2> deviations(C about) const {
     plain_sums<double, 2> mine;
     mine.clear();
     for (int64_t i = threadIdx.x; i < a.elements.count; i += STRIDED_BLOCK) {
-      const C deviation = get(a.at.x, ONEPASS_ROLE_X, i) - about;
+      const C deviation = get_x<FUSED>(i) - about;
       mine.v[0] += deviation;
       mine.v[1] += deviation * deviation;
     }
@@ -285,7 +301,7 @@ struct strided_row {
   }
 };
 
-template <class T, bool MOMENTS>
+template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void strided_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   __shared__ plain_sums<C, 2> of_deviations[STRIDED_BLOCK / WARP];
@@ -296,12 +312,14 @@ __device__ inline void strided_forward(const norm_args &a) {
     row_scale<C> scale;
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
-      C about = n ? at.get(a.at.x, ONEPASS_ROLE_X, 0) : 0;
-      row_moments<C> found(sum_block(at.deviations(about), of_deviations), about, 1 / (C)n);
+      C about = n ? at.template get_x<FUSED>(0) : 0;
+      row_moments<C> found(sum_block(at.template deviations<FUSED>(about), of_deviations), about,
+                           1 / (C)n);
       if (found.lossy && n) {
         about += found.more;
         __syncthreads(); /* the first sums have been read */
-        found = row_moments<C>(sum_block(at.deviations(about), of_deviations), about, 1 / (C)n);
+        found = row_moments<C>(sum_block(at.template deviations<FUSED>(about), of_deviations),
+                               about, 1 / (C)n);
       }
       const double mean = n ? (double)found.about + (double)found.more : nan("");
       scale = scale_by_moments<C>(mean, found.squares, a);
@@ -320,19 +338,21 @@ __device__ inline void strided_forward(const norm_args &a) {
       scale = scale_by_sum<C>(sum_block(mine, of_sums).v[0], a);
     }
     for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
-      C v = apply_scale<MOMENTS>(scale, at.get(a.at.x, ONEPASS_ROLE_X, i));
+      const C x = at.template get_x<FUSED>(i);
+      C v = apply_scale<MOMENTS>(scale, x);
       if (MOMENTS) {
         v = v * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1) +
             strided_weight<T, C>(a, a.at.bias, ONEPASS_ROLE_BIAS, i, 0);
       }
-      at.put(a.at.y, ONEPASS_ROLE_Y, i, v);
+      if (FUSED && a.at.sum) at.put(a.at.sum, ONEPASS_ROLE_SUM, i, x);
+      at.put(a.at.y, ONEPASS_ROLE_Y, i, FUSED ? activate(a.activation, v) : v);
     }
   }
 }
 
 /* dx may lie over x or dy, which dweight and dbias still need: those are summed first, by
  * strided_sums, and dx is written last, by strided_backward with `write` set. */
-template <class T, bool MOMENTS>
+template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void strided_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 3 : 2;
@@ -349,8 +369,10 @@ __device__ inline void strided_backward(const norm_args &a) {
     mine.clear();
     __syncthreads(); /* the sums of the row before have been read */
     for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
-      const C x = at.get(a.at.x, ONEPASS_ROLE_X, i), dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
+      const C x = at.get(a.at.x, ONEPASS_ROLE_X, i);
+      C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
       const C w = MOMENTS ? strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1) : 1;
+      if (FUSED) dy *= strided_slope<T>(a, i, (x - mean) * rstd, w);
       add_product<MOMENTS>(mine, x, dy, w, mean, rstd);
     }
     const plain_sums<C, SUMS> all = sum_block(mine, of_warps);
@@ -363,9 +385,12 @@ __device__ inline void strided_backward(const norm_args &a) {
     for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
       const C x = at.get(a.at.x, ONEPASS_ROLE_X, i), dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
       if constexpr (MOMENTS) {
-        const C g = dy * strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1);
-        at.put(a.at.dx, ONEPASS_ROLE_DX, i,
-               apply_moments_gradient(gradient, normalized(gradient, x), g));
+        const C w = strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1),
+                z = normalized(gradient, x);
+        const C g = FUSED ? dy * strided_slope<T>(a, i, z, w) * w : dy * w;
+        C dx = apply_moments_gradient(gradient, z, g);
+        if (FUSED && a.at.dsum) dx += at.get(a.at.dsum, ONEPASS_ROLE_DSUM, i);
+        at.put(a.at.dx, ONEPASS_ROLE_DX, i, dx);
       } else {
         at.put(a.at.dx, ONEPASS_ROLE_DX, i, apply_l1_gradient(gradient, x, dy));
       }
@@ -396,7 +421,7 @@ __device__ inline void strided_offsets(const norm_args &a) {
 }
 
 /* dweight and dbias of one column in a thread, over `row_group` rows. */
-template <class T>
+template <class T, bool FUSED = false>
 __device__ inline void strided_sums(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int64_t n = a.elements.count, pieces = (n + STRIDED_BLOCK - 1) / STRIDED_BLOCK;
@@ -409,8 +434,12 @@ __device__ inline void strided_sums(const norm_args &a) {
     const strided_row<T, C> at = {a, row};
     const C mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
-    const C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, column);
-    dweight += dy * ((at.get(a.at.x, ONEPASS_ROLE_X, column) - mean) * rstd - (C)a.sums[row]);
+    const C z = (at.get(a.at.x, ONEPASS_ROLE_X, column) - mean) * rstd - (C)a.sums[row];
+    C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, column);
+    if (FUSED)
+      dy *= strided_slope<T>(a, column, z,
+                             strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, column, 1));
+    dweight += dy * z;
     dbias += dy;
   }
   if (a.dweight_parts) ((C *)a.dweight_parts)[group * n + column] = dweight;

@@ -148,6 +148,13 @@ KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
             (blocks_forward<element, W, true, BLOCKS_MANY_PACKS, false, true>(args)))
 
 FUSED_KERNELS(, element)
+KERNEL(256, moments_gather_forward_fused, (passes_gather_sums<element>(args)))
+KERNEL(256, moments_apply_forward_fused, (passes_forward_fused<element>(args)))
+KERNEL(256, moments_gather_backward_fused, (passes_gather_aligned<element, true, true>(args)))
+KERNEL(256, moments_apply_backward_fused, (passes_backward<element, true, VECTOR, true>(args)))
+KERNEL(256, moments_strided_forward_fused, (strided_forward<element, true, true>(args)))
+KERNEL(256, moments_strided_backward_fused, (strided_backward<element, true, true>(args)))
+KERNEL(256, moments_strided_sums_fused, (strided_sums<element, true>(args)))
 KERNEL(256, moments_warps_forward_scalar_8_fused,
        (warps_forward<element, sums, true, 1, 8, true>(args)))
 #ifdef ONEPASS_IS_HALF

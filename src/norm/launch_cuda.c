@@ -37,6 +37,10 @@ enum {
   REGISTERS = 65536 /* of a multiprocessor */
 };
 
+#define FUSED_ROLES                                                     \
+  (ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_SUM) | \
+   ONEPASS_BIT(ONEPASS_ROLE_DSUM))
+
 /* A choice in the making. */
 typedef struct choice {
   const onepass_norm_problem *p;
@@ -44,6 +48,7 @@ typedef struct choice {
   const onepass_cuda_properties *device;
   onepass_norm_alignment alignment;
   bool moments;
+  bool fused; /* something is added before the norm or done behind it */
   bool plain; /* rows are multiplied by a number and nothing else */
   int64_t rows, n;
   int64_t size; /* of an element */
@@ -66,14 +71,16 @@ static int64_t power_of_two_from(int64_t a) {
 
 /* ---- What the strides allow ------------------------------------------------------------------ */
 
-static const onepass_role whole_roles[] = {ONEPASS_ROLE_X, ONEPASS_ROLE_Y, ONEPASS_ROLE_DY,
-                                           ONEPASS_ROLE_DX};
+enum { WHOLE_ROLES = 7 };
+static const onepass_role whole_roles[WHOLE_ROLES] = {
+    ONEPASS_ROLE_X,        ONEPASS_ROLE_Y,   ONEPASS_ROLE_DY,  ONEPASS_ROLE_DX,
+    ONEPASS_ROLE_RESIDUAL, ONEPASS_ROLE_SUM, ONEPASS_ROLE_DSUM};
 static const onepass_role weight_roles[] = {ONEPASS_ROLE_WEIGHT, ONEPASS_ROLE_BIAS};
 
 /* Elements of a row one after the other in every tensor. dweight and dbias are written by a kernel
  * that takes any stride. */
 static bool is_dense(const choice *c) {
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < WHOLE_ROLES; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) &&
         !onepass_walk_is_dense(&c->p->elements, whole_roles[i])) {
       return false;
@@ -93,7 +100,7 @@ static bool is_dense(const choice *c) {
 static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_end) {
   const onepass_walk *rows = &c->p->rows;
   if (c->alignment != ONEPASS_NORM_ALIGNED) return false;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < WHOLE_ROLES; i++) {
     if (!onepass_has(c->layouts, whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim - first_axis_from_end; axis++) {
       if (rows->stride[whole_roles[i]][axis] % vec) return false;
@@ -106,7 +113,7 @@ static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_e
 static bool rows_are_alike(const choice *c) {
   const onepass_walk *rows = &c->p->rows;
   if (c->alignment == ONEPASS_NORM_ANYWHERE || rows->ndim > 1) return false;
-  for (int i = 1; i < 4; i++) {
+  for (int i = 1; i < WHOLE_ROLES; i++) {
     if (!onepass_has(c->layouts, whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim; axis++) {
       const int64_t apart = rows->stride[whole_roles[i]][axis] - rows->stride[ONEPASS_ROLE_X][axis];
@@ -163,6 +170,7 @@ static bool choose_warps(choice *c) {
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
   const int64_t most_packs = l->width ? (c->p->backward ? 2 : 4) : 8;
   if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
+  if (c->fused && c->p->backward) return false;
   /* Several packs a lane are several loads under way; a row's lanes still read 128 bytes at once.
    * Backward a lane has sums of its columns, so it has few. */
   const int64_t lanes_worth = c->p->backward && l->width ? WARP : most(1, 128 / (vec * c->size));
@@ -171,6 +179,7 @@ static bool choose_warps(choice *c) {
     l->packs *= 2;
   }
   while (packs_of_row > WARP * l->packs) l->packs *= 2;
+  if (c->fused) l->packs = (int32_t)most_packs; /* there is one kernel of each width */
   l->team = (int32_t)power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
   l->block = WARPS_THREADS;
   const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team);
@@ -204,7 +213,8 @@ static bool choose_blocks(choice *c) {
   l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
-  if (l->width == ONEPASS_NORM_SCALAR || (!c->plain && l->width == ONEPASS_NORM_PHASED) ||
+  const bool scaled_only = c->plain && !c->fused;
+  if (l->width == ONEPASS_NORM_SCALAR || (!scaled_only && l->width == ONEPASS_NORM_PHASED) ||
       c->n > INT32_MAX / 2) {
     return false;
   }
@@ -224,7 +234,7 @@ static bool choose_blocks(choice *c) {
     if (l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
     return true;
   }
-  if (!c->plain) return false;
+  if (!scaled_only) return false;
   const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
   l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
@@ -350,6 +360,8 @@ static bool choose_passes(choice *c) {
   const int64_t chip = c->device->multiprocessors;
   if (c->n == 0 || c->rows == 0) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
+  /* Fused ones have no loops for tensors that lie differently. */
+  if (c->fused && !l->width && (c->p->backward || !rows_are_alike(c))) return false;
   const int64_t share = onepass_divide_up(c->n, onepass_divide_up(16 * chip, c->rows));
   l->slice = up_to(least(most(share, 4096), INT32_MAX / 4), 1024);
   l->segments = onepass_divide_up(c->n, l->slice);
@@ -386,7 +398,7 @@ static bool lanes_are_dense(const choice *c) {
   /* Sums over rows, which are the lanes here, are for `strided`. */
   if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1)
     return false;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < WHOLE_ROLES; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) &&
         rows->stride[whole_roles[i]][rows->ndim - 1] != 1) {
       return false;
@@ -402,7 +414,7 @@ static bool choose_columns(choice *c) {
   const int64_t inner = rows->size[rows->ndim - 1];
   const int64_t pack = least(c->vec, 4); /* more would not fit in the registers */
   bool vector = inner % pack == 0 && rows_are_aligned(c, pack, 1);
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < WHOLE_ROLES; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) && c->n > 1 &&
         c->p->elements.stride[whole_roles[i]][0] % pack) {
       vector = false;
@@ -461,6 +473,10 @@ static bool choose_strided(choice *c) {
 static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
   *c->l = (onepass_norm_launch){.kernel = kernel, .team = 1};
   if (kernel == ONEPASS_CUDA_STRIDED) return choose_strided(c);
+  if (c->fused && (kernel == ONEPASS_CUDA_COLUMNS || kernel == ONEPASS_CUDA_RING ||
+                   kernel == ONEPASS_CUDA_STREAM)) {
+    return false;
+  }
   if (kernel == ONEPASS_CUDA_COLUMNS) return choose_columns(c);
   /* row_of in cuda_common.cuh divides by 32-bit sizes. */
   if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > UINT32_MAX)) return false;
@@ -513,6 +529,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
               .device = device,
               .alignment = alignment,
               .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
+              .fused = problem->activation || (layouts->present & FUSED_ROLES),
               .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
                        (problem->op->denominator != ONEPASS_BY_DEVIATION &&
                         !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
