@@ -12,7 +12,7 @@
 
 enum {
   MOST_DEVICES = 64,
-  MOST_KERNELS = 128, /* of a family and a type: a power of two, and more than there are */
+  MOST_KERNELS = 256, /* of a family and a type: a power of two, and more than there are */
   LONGEST_NAME = 64,
   OLDEST_MAJOR = 8
 };

@@ -9,18 +9,19 @@
 const char *const role_name[ROLES] = {
     "x",       "weight", "bias",     "y",   "mean", "rstd",         "dy",          "dx",
     "dweight", "dbias",  "residual", "sum", "dsum", "running_mean", "running_var", "indices"};
-const char *const kind_name[KINDS] = {
-    "l1_norm",    "l1_norm_backward",   "layer_norm", "layer_norm_backward",
-    "rms_norm",   "rms_norm_backward",  "l2_norm",    "l2_norm_backward",
-    "avg_pool1d", "avg_pool1d_backward"};
+const char *const kind_name[ALL_KINDS] = {
+    "l1_norm",    "l1_norm_backward",    "layer_norm",       "layer_norm_backward",
+    "rms_norm",   "rms_norm_backward",   "l2_norm",          "l2_norm_backward",
+    "avg_pool1d", "avg_pool1d_backward", "fused layer_norm", "fused layer_norm_backward"};
 
 /* i: input, o: output, p: optional output, q: optional input; in the order of enum role. */
-static const char role_use[KINDS][ROLES + 1] = {
+static const char role_use[ALL_KINDS][ROLES + 1] = {
     [L1_FORWARD] = "i--o------------",    [L1_BACKWARD] = "i-----io--------",
     [LAYER_FORWARD] = "iqqopp----------", [LAYER_BACKWARD] = "iq--iiiopp------",
     [RMS_FORWARD] = "iq-o-p----------",   [RMS_BACKWARD] = "iq---iiop-------",
     [L2_FORWARD] = "i--o-p----------",    [L2_BACKWARD] = "i----iio--------",
     [POOL_FORWARD] = "i--o------------",  [POOL_BACKWARD] = "------io--------",
+    [FUSED_FORWARD] = "iqqopp----ip----", [FUSED_BACKWARD] = "iqq-iiiopp--q---",
 };
 
 int role_is_used(enum kind kind, enum role role) { return role_use[kind][role] != '-'; }
@@ -79,14 +80,16 @@ static call *describe_call(enum kind kind, int axis) {
   call *c = calloc(1, sizeof *c);
   if (c == NULL) exit(2);
   c->kind = kind;
-  c->norm.op = kind == LAYER_FORWARD || kind == LAYER_BACKWARD ? ONEPASS_LAYER_NORM
-               : kind == RMS_FORWARD || kind == RMS_BACKWARD   ? ONEPASS_RMS_NORM
-               : kind == L2_FORWARD || kind == L2_BACKWARD     ? ONEPASS_L2_NORM
-                                                               : ONEPASS_L1_NORM;
+  const int fused = kind == FUSED_FORWARD || kind == FUSED_BACKWARD;
+  c->norm.op = kind == LAYER_FORWARD || kind == LAYER_BACKWARD || fused ? ONEPASS_LAYER_NORM
+               : kind == RMS_FORWARD || kind == RMS_BACKWARD            ? ONEPASS_RMS_NORM
+               : kind == L2_FORWARD || kind == L2_BACKWARD              ? ONEPASS_L2_NORM
+                                                                        : ONEPASS_L1_NORM;
   c->norm.direction = c->pool.direction =
       role_is_used(kind, DX) ? ONEPASS_BACKWARD : ONEPASS_FORWARD;
   c->norm.axis = axis;
   c->norm.eps = is_along_one_axis(kind) ? 1e-6 : 1e-5;
+  if (fused) c->norm.activation = ONEPASS_GELU;
   c->pool.spatial = 1;
   c->pool.kernel[0] = 3;
   c->pool.stride[0] = 2;
@@ -235,6 +238,8 @@ onepass_status call_helper(const call *c) {
     case RMS_BACKWARD:
     case L2_FORWARD:
     case L2_BACKWARD:
+    case FUSED_FORWARD:
+    case FUSED_BACKWARD:
       return norm_once(n, &t, NULL);
     case POOL_FORWARD:
       return onepass_avg_pool1d(t.x, p->kernel[0], p->stride[0], p->padding[0], p->ceil_mode,
@@ -321,6 +326,20 @@ static array *scale_of_terms(const call *reference, enum role role) {
         size = role == DX        ? row_rstd * dy * weight * (1 + x * row_rstd)
                : role == DWEIGHT ? dy * x * sum
                                  : dy * (double)rows;
+        break;
+      case FUSED_FORWARD: /* an activation is at most 1.13 times as steep */
+        x = largest(c->role[X]) + largest(c->role[RESIDUAL]);
+        size = role == Y      ? 1.13 * (x * row_rstd * weight + bias)
+               : role == MEAN ? x
+               : role == SUM  ? 0
+                              : row_rstd * (1 + x * row_rstd);
+        break;
+      case FUSED_BACKWARD: /* and its slope changes by at most 0.8 a unit */
+        size = (1.13 + 0.8 * (x * row_rstd * weight + bias)) *
+               (role == DX        ? row_rstd * dy * weight * (1 + x * row_rstd)
+                : role == DWEIGHT ? dy * x * sum
+                                  : dy * (double)rows);
+        if (role == DX) size += largest(c->role[DSUM]);
         break;
       case RMS_FORWARD:
       case L2_FORWARD:

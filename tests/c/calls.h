@@ -41,9 +41,12 @@ enum kind {
   L2_BACKWARD,
   POOL_FORWARD,
   POOL_BACKWARD,
-  KINDS
+  KINDS,
+  FUSED_FORWARD = KINDS, /* layer_norm of x + residual, with an activation */
+  FUSED_BACKWARD,
+  ALL_KINDS
 };
-extern const char *const kind_name[KINDS];
+extern const char *const kind_name[ALL_KINDS];
 
 typedef struct call {
   enum kind kind;
