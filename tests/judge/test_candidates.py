@@ -85,7 +85,7 @@ def test_allocates_without_end_in_another_process(against: Judge) -> None:
 def test_leaks(against: Judge) -> None:
     judgement = against("rows", forward(f"self.held.append(torch.ones(1 << 16))\nreturn {HONEST}",
                                         init="self.held = []"))
-    assert judgement.verdict == "broken" and "grows by" in judgement.reason, judgement.details["memory"]
+    assert judgement.verdict == "broken" and "grows by" in judgement.reason, judgement
     assert 200 < float(judgement.reason.split("grows by ")[1].split(" KiB")[0]) < 350
 
 

@@ -20,6 +20,7 @@ from onepass.judge.operators import evasions, forbidden
 from onepass.judge.source import classes_of, load_reference, requirements_of
 from onepass.judge.stats import Estimate, estimate
 from onepass.judge.timing import Times
+from onepass.judge.trial import leak_in
 from onepass.judge.verdict import Judgement, grade, near_thresholds, worst_status
 from onepass.judge.wire import Place, Table
 
@@ -209,6 +210,31 @@ def test_the_hardwares_counters_are_added_up() -> None:
     assert found == {"bytes_read": 80_001_000.0, "bytes_written": 40_000_000.0, "sectors_per_request": 4.02}
     refused = parse("==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n")
     assert isinstance(refused, str) and "ERR_NVGPUCTRPERM" in refused
+
+
+# Leaks
+
+def levels(seen: int, held: int) -> List[Tuple[int, int]]:
+    """Of memory that grows by so much from each look to the next."""
+    return [(10 ** 9 + number * seen, 10 ** 8 + number * held) for number in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_leak_is_found_by_the_allocators_account(kind: str) -> None:
+    """8 KiB a call, 25 calls from look to look: less than a segment of a GPU's memory in all."""
+    assert leak_in(levels(0, 25 * 8192), 100, kind) == 100 * 8192
+    assert leak_in(levels(0, 25 * 512), 100, kind) == 0
+
+
+def test_a_leak_past_the_allocator_is_seen() -> None:
+    assert leak_in(levels(2 << 20, 0), 100, "cuda") == 8 << 20
+    assert leak_in(levels(25 * 4096, 0), 100, "cpu") == 100 * 4096
+    assert leak_in(levels(25 * 4096, 0), 100, "cuda") == 0
+
+
+def test_a_cache_that_fills_up_is_no_leak() -> None:
+    assert leak_in([(0, 0), (1 << 30, 1 << 30), (2 << 30, 2 << 30), (2 << 30, 2 << 30), (3 << 30, 3 << 30)],
+                   100, "cuda") == 0
 
 
 # Sources
