@@ -13,6 +13,7 @@ WRONG = {
     "a wrong batch": (f"y = {HONEST}\nreturn y if x.shape[0] == 48 else y * 1.1", "batch"),
     "wrong for tiny inputs": (f"return torch.where(x.abs() < 1e-5, x, {HONEST})", "tiny"),
     "wrong for negative inputs": ("return x / x.mean(1, keepdim=True)", "negative"),
+    "its input": ("return x", "of 98304 elements"),
     "one wrong element": (f"y = {HONEST}\ny[17, 1234] *= 1.01\nreturn y", "1 of 98304"),
 }
 

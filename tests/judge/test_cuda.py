@@ -92,6 +92,21 @@ def test_an_assertion_in_a_kernel(against: Judge) -> None:
     assert against("rows", forward(f"return {HONEST}")).verdict in PASSED
 
 
+def test_says_that_its_result_lies_at_an_odd_address(against: Judge) -> None:
+    """Where a kernel of the judge's would fail, and the judge with it."""
+    judgement = against("rows", forward(f"return {HONEST}", before="""
+        import sys
+        Runner = sys.modules["__main__"].Runner
+        truly = Runner.home_of
+        def home_of(self, address):
+            base, size, handle = truly(self, address)
+            return base - 1, size, handle
+        Runner.home_of = home_of
+        """))
+    assert judgement.verdict == "cheating" and "odd address" in judgement.reason, judgement
+    assert against("rows", forward(f"return {HONEST}")).verdict in PASSED
+
+
 def test_a_result_on_the_cpu(against: Judge) -> None:
     judgement = against("rows", forward(f"return ({HONEST}).cpu()"))
     assert judgement.verdict == "wrong" and "not on the cuda device" in judgement.reason, judgement

@@ -178,7 +178,10 @@ class Cuda(Device):
         return {"do": "arena", "size": size, "handle": self.driver.export(base, whole).hex(),
                 "offset": self.memory.data_ptr() - base}
 
-    def view(self, worker: Worker, place: Place) -> torch.Tensor:
+    def home_of(self, worker: Worker, place: Place) -> Tuple[int, int]:
+        """Address and size, here, of the allocation in which a result lies."""
+        if self.memory is not None and not any(place.handle):  # in the inputs' memory
+            return self.memory.data_ptr(), self.memory.numel()
         try:
             new = place.handle not in self.driver.opened
             opened = self.driver.open(place.handle)
@@ -186,17 +189,21 @@ class Cuda(Device):
         except OSError as error:
             raise worker.failure("protocol", f"its result cannot be opened: {error}") from None
         self.opened += new
+        return opened, size
+
+    def view(self, worker: Worker, place: Place) -> torch.Tensor:
+        opened, size = self.home_of(worker, place)
         offset = place.address - place.base
         if offset < 0 or offset + place.bytes > size:
             raise worker.failure("protocol", "its result lies outside of its memory", cheats=True)
+        if offset % place.itemsize:  # by the offset, which counts: a kernel of the judge's would fail there
+            raise worker.failure("protocol", "its result lies at an odd address", cheats=True)
         part = device_bytes(opened + offset, place.bytes, self.device)
         return part.view(DTYPES[place.dtype]).as_strided(place.shape, place.strides)
 
     def read(self, worker: Worker, place: Place) -> torch.Tensor:
         if place.bytes == 0:
             return torch.empty(place.shape, dtype=DTYPES[place.dtype], device=self.device)
-        if place.address % place.itemsize:
-            raise worker.failure("protocol", "its result lies at an odd address", cheats=True)
         copy = self.view(worker, place).clone(memory_format=torch.contiguous_format)
         torch.cuda.synchronize()
         return copy

@@ -35,7 +35,7 @@ class Place(NamedTuple):
     size: int  # of the allocation, on a GPU
     shape: Tuple[int, ...]
     strides: Tuple[int, ...]
-    handle: bytes  # of the allocation, on a GPU
+    handle: bytes  # of the allocation, on a GPU; zeros if that is the inputs' memory
 
     @property
     def itemsize(self) -> int:
