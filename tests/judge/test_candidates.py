@@ -4,6 +4,7 @@ import time
 
 import pytest
 from conftest import HEAD, HONEST, REFERENCES, Judge, forward
+from onepass.judge import process
 
 WRONG = {
     "another shape": ("return x[:, :-1] / 1", "shape"),
@@ -61,10 +62,19 @@ ENDLESS = {
 }
 
 
+def test_closes_its_pipe_and_runs_on(against: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "DYING", 0.5)
+    judgement = against("rows", forward("os.close(PIPE)\nwhile True: time.sleep(1)", before="""
+        import json, os, sys, time
+        PIPE = json.loads(sys.argv[1])["descriptors"]["replies"]
+        """))
+    assert judgement.verdict == "broken" and "closed its pipe" in judgement.reason, judgement
+
+
 @pytest.mark.parametrize("what", ENDLESS)
 def test_endless(against: Judge, what: str) -> None:
     start = time.monotonic()
-    judgement = against("rows", ENDLESS[what], build_timeout=4.0, timeout=8.0)
+    judgement = against("rows", ENDLESS[what], build_timeout=2.0, timeout=4.0)
     assert judgement.verdict == "broken" and "hang" in judgement.reason, judgement
     assert time.monotonic() - start < 20
 

@@ -104,11 +104,16 @@ class Bench:
                         limits, self.device.descriptors(), lambda: siblings() - {worker.pid},
                         {**(environment or {}), "OMP_NUM_THREADS": str(self.options.threads)})
         self.workers.append(worker)
-        ready = worker.wait(limits.build)
-        worker.guards = [str(each) for each in ready.get("guards", [])]
-        worker.open_memory()
-        worker.freeze()
-        worker.ask({"do": "hello"})
+        try:
+            ready = worker.wait_until_ready()
+            worker.guards = [str(each) for each in ready.get("guards", [])]
+            worker.open_memory()
+            worker.freeze()
+            worker.ask({"do": "hello"})
+        except BaseException:
+            worker.close()
+            self.workers.remove(worker)
+            raise
         worker.shared_bytes = self.slots * self.slot_bytes
         return worker
 

@@ -26,6 +26,8 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUD
                   "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CC", "CXX", "TORCH_CUDA_ARCH_LIST")
 MOST_LINE = 1 << 20
 POLL = 0.02
+STARTING = 120.0  # seconds for Python, PyTorch and a GPU's context, which are nobody's
+DYING = 10.0  # seconds for a process that has closed its pipe; a GPU's context takes some of them
 TAIL_LINES = 24
 
 
@@ -195,7 +197,9 @@ class Worker:
         try:
             os.write(self.requests, encode(request))
         except BrokenPipeError:
-            raise self.death() from None
+            failure = self.death()
+            failure.role = self.role
+            raise failure from None
 
     def ask(self, request: Dict[str, Any], seconds: Optional[float] = None) -> Dict[str, Any]:
         """Its reply. It is frozen before and after."""
@@ -205,6 +209,13 @@ class Worker:
             return self.wait(self.limits.call if seconds is None else seconds)
         finally:
             self.freeze()
+
+    def wait_until_ready(self) -> Dict[str, Any]:
+        """What it says before anything of the candidate's has run: that time does not count."""
+        self.active = -STARTING
+        ready = self.wait(STARTING)
+        self.active, self.thawed = 0.0, time.monotonic()
+        return ready
 
     def wait(self, seconds: float) -> Dict[str, Any]:
         """The next reply, of a worker that is running. Raises Failure."""
@@ -246,7 +257,6 @@ class Worker:
         except BlockingIOError:
             return
         if not data:
-            self.process.wait(5)
             raise self.death()
         self.buffer += data
         if len(self.buffer) > MOST_LINE:
@@ -278,7 +288,12 @@ class Worker:
                           self.tail())
 
     def death(self) -> Failure:
-        status = self.process.wait(5)
+        """Why it answers no more."""
+        try:
+            status = self.process.wait(DYING)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return Failure("protocol", "closed its pipe to the judge and ran on", self.tail())
         if status == -signal.SIGSYS:
             return Failure("crash", "was ended by the kernel for a system call that only serves to trace, "
                            "read or signal other processes (SIGSYS)", self.tail(), cheats=True)
