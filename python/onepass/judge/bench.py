@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from .devices import Device, Elements, Peek
 from .guard import show
 from .memory import Spec, layout_of
+from .nursery import Forked, give_up_nursery, nursery_pids
 from .process import Failure, Limits, Worker
 from .wire import Place
 
@@ -98,7 +99,7 @@ class Bench:
         """A worker, ready and frozen."""
         def siblings() -> Set[int]:
             return {worker.pid for worker in self.workers}
-        protected = [os.getpid(), *siblings()]
+        protected = [os.getpid(), *nursery_pids(), *siblings()]
         worker = Worker(role, {"path": path, "device": self.device.kind, "threads": self.options.threads,
                                "protected": protected, "arguments": arguments, "guarded": self.guarded},
                         limits, self.device.descriptors(), lambda: siblings() - {worker.pid},
@@ -110,10 +111,13 @@ class Bench:
             worker.open_memory()
             worker.freeze()
             worker.ask({"do": "hello"})
-        except BaseException:
+        except BaseException as error:
             worker.close()
             self.workers.remove(worker)
-            raise
+            if not isinstance(error, Failure) or not isinstance(worker.process, Forked):
+                raise
+            give_up_nursery()
+            return self.start(role, path, limits, arguments, environment)
         worker.shared_bytes = self.slots * self.slot_bytes
         return worker
 

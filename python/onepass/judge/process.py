@@ -15,15 +15,19 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Union
 
 from .memory import shared_memory
+from .nursery import Forked, give_up_nursery, nursery_for, nursery_pids
 from .wire import Table, decode, encode
 
 __all__ = ["Failure", "Limits", "Worker", "clean_environment", "living_descendants"]
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV",
                   "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CC", "CXX", "TORCH_CUDA_ARCH_LIST")
+SANDBOXED = {"HOME": "home", "TMPDIR": "tmp", "TORCH_EXTENSIONS_DIR": "extensions",
+             "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
+             "XDG_CACHE_HOME": "cache"}
 MOST_LINE = 1 << 20
 POLL = 0.02
 STARTING = 120.0  # seconds for Python, PyTorch and a GPU's context, which are nobody's
@@ -51,10 +55,7 @@ class Limits(NamedTuple):
 def clean_environment(sandbox: str, extra: Dict[str, str]) -> Dict[str, str]:
     """Only what a compiler and PyTorch need, with every cache and temporary file in the sandbox."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    inside = {name: os.path.join(sandbox, folder) for name, folder in (
-        ("HOME", "home"), ("TMPDIR", "tmp"), ("TORCH_EXTENSIONS_DIR", "extensions"),
-        ("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
-        ("CUDA_CACHE_PATH", "cuda"), ("XDG_CACHE_HOME", "cache"))}
+    inside = {name: os.path.join(sandbox, folder) for name, folder in SANDBOXED.items()}
     for folder in inside.values():
         os.makedirs(folder, exist_ok=True)
     paths = [path or os.getcwd() for path in sys.path if not path.endswith(".zip")]
@@ -122,6 +123,20 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def start_process(options: Dict[str, Any], sandbox: str, environment: Dict[str, str], output: int,
+                  descriptors: Dict[str, int]) -> Union[Forked, "subprocess.Popen[bytes]"]:
+    nursery = nursery_for({name: value for name, value in environment.items() if name not in SANDBOXED})
+    if nursery:
+        try:
+            return nursery.fork(options, sandbox, environment, output, descriptors, STARTING)
+        except OSError:
+            give_up_nursery()
+    return subprocess.Popen(
+        [sys.executable, "-m", "onepass.judge.worker", json.dumps({**options, "descriptors": descriptors})],
+        cwd=sandbox, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        pass_fds=tuple(descriptors.values()), start_new_session=True)
+
+
 class Worker:
     """One of the judge's two processes. `siblings` are the other ones', whose fate is not this one's."""
 
@@ -143,13 +158,10 @@ class Worker:
         self.replies, reply_end = os.pipe()
         self.log = os.path.join(self.sandbox, "output")
         descriptors = {**shared, "table": table, "requests": request_end, "replies": reply_end}
+        options = {"role": role, "judge": os.getpid(), **arguments}
         with open(self.log, "wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "onepass.judge.worker",
-                 json.dumps({"role": role, "descriptors": descriptors, "judge": os.getpid(), **arguments})],
-                cwd=self.sandbox, env=clean_environment(self.sandbox, environment),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                pass_fds=tuple(descriptors.values()), start_new_session=True)
+            self.process = start_process(options, self.sandbox, clean_environment(self.sandbox, environment),
+                                         output.fileno(), descriptors)
         for descriptor in (table, request_end, reply_end):
             os.close(descriptor)
         self.pid = self.process.pid
@@ -165,7 +177,7 @@ class Worker:
 
     def descendants(self) -> List[int]:
         """Those of the worker, and orphans that fell to the judge."""
-        strangers = self.siblings() | {self.pid}
+        strangers = self.siblings() | nursery_pids() | {self.pid}
         own = living_descendants(self.pid, strangers)
         # The reference is trusted to leave none, and must not let go on what a candidate has left.
         return own if self.role == "reference" else own + living_descendants(os.getpid(), strangers)
@@ -381,7 +393,7 @@ class Worker:
 
     def reap(self) -> None:
         self.process.poll()
-        for pid in set(children_of(os.getpid())) - self.siblings() - {self.pid}:
+        for pid in set(children_of(os.getpid())) - self.siblings() - nursery_pids() - {self.pid}:
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:

@@ -344,7 +344,11 @@ def serve(options: Dict[str, Any], guards: List[str]) -> None:
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    if sys.argv[1] == "nursery":
+        from .nursery import await_work
+        options = await_work(int(sys.argv[2]))
+    else:
+        options = json.loads(sys.argv[1])
     guards = confine(options)
     try:
         serve(options, guards)
