@@ -1,4 +1,5 @@
-"""A bench for each small reference, shared by all tests: a candidate costs about as much as starting Python.
+"""A bench for each small reference, shared by tests that follow one another: a candidate costs little more
+than a fork, on a GPU a context. There is one bench at a time: tests of the same reference stand together.
 
 Candidates are written in the tests, as text; `against` judges one.
 """
@@ -85,8 +86,9 @@ DEVICES = ["cpu"] if why_no_cuda() else ["cpu", "cuda"]
 
 
 def options(**changed: Any) -> Options:
+    """Without advice, which no verdict depends on and for which PyTorch's profiler has to be imported."""
     base = Options(device="cpu", quick=True, compile=False, timeout=60.0, build_timeout=30.0, rounds=3,
-                   memory=min(8 << 30, available_memory() // 2), threads=2, seed=12345)
+                   memory=min(8 << 30, available_memory() // 2), threads=2, seed=12345, advise=False)
     return base._replace(**changed)
 
 

@@ -100,6 +100,19 @@ def test_leaks(against: Judge) -> None:
     assert 200 < float(judgement.reason.split("grows by ")[1].split(" KiB")[0]) < 350
 
 
+NON_FINITE = {
+    "nan_to_num": (f"return torch.nan_to_num({HONEST})", "wrong"),
+    "as PyTorch": (f"return {HONEST}", ""),
+}
+
+
+@pytest.mark.parametrize("how", NON_FINITE)
+def test_nan_and_inf_on_request(against: Judge, how: str) -> None:
+    body, verdict = NON_FINITE[how]
+    judgement = against("rows", forward(body), non_finite=True)
+    assert (judgement.verdict == "wrong") == (verdict == "wrong"), judgement
+
+
 LAYER_NORM = """
 class ModelNew(nn.Module):
     def __init__(self, size):
@@ -166,16 +179,3 @@ def test_gradients(against: Judge, factor: float) -> None:
         assert judgement.verdict in ("slower", "rethink", "good", "accepted", "at the limit"), judgement
     else:
         assert judgement.verdict == "wrong" and "result 2 of 2" in judgement.reason, judgement
-
-
-NON_FINITE = {
-    "nan_to_num": (f"return torch.nan_to_num({HONEST})", "wrong"),
-    "as PyTorch": (f"return {HONEST}", ""),
-}
-
-
-@pytest.mark.parametrize("how", NON_FINITE)
-def test_nan_and_inf_on_request(against: Judge, how: str) -> None:
-    body, verdict = NON_FINITE[how]
-    judgement = against("rows", forward(body), non_finite=True)
-    assert (judgement.verdict == "wrong") == (verdict == "wrong"), judgement

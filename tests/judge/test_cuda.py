@@ -27,7 +27,7 @@ def test_a_side_stream_counts(against: Judge) -> None:
             y = {HONEST}
         here.wait_stream(self.side)
         return y
-        """, init="self.side = torch.cuda.Stream()"))
+        """, init="self.side = torch.cuda.Stream()"), calls=8)
     assert judgement.verdict == "slower", judgement
     assert judgement.details["time"]["candidate_ms"]["median"] > 5.0
 

@@ -39,6 +39,8 @@ class Options(NamedTuple):
     rounds: int = 0  # 0 is chosen
     build_cache: str = ""
     ncu: bool = False
+    advise: bool = True  # what no verdict depends on
+    calls: int = MOST_CALLS  # in a timed batch, at most
 
 
 class Case(NamedTuple):

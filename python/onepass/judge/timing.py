@@ -73,7 +73,7 @@ class Race:
             self.once(name, [0])
         shortest = min(max(self.once(name, [1]) - idle, 1e-6) for name in names)
         wanted = int(bench.device.least_batch / shortest) + 1
-        return max(1, min(bench.slots, wanted))
+        return max(1, min(bench.slots, bench.options.calls, wanted))
 
     def run(self, quick: bool, rounds: int) -> Times:
         bench = self.bench

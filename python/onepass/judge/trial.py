@@ -135,11 +135,12 @@ class Trial:
         self.say("does it remember?")
         self.details["repeated"] = race.check_repeated(times)
         self.say("does it leak?")
-        extra = self.extra_memory(worker)
+        extra = self.extra_memory(worker) if options.advise else None
         self.details["memory"] = {"extra": extra, **self.growth(worker, times)}
-        small = race.small(bench.batches[0]) if bench.batches and not options.backward else None
-        measured = self.measured(times, far, extra, small, worker)
-        self.details["advice"] = [advice.to_json() for advice in advise(measured)]
+        if options.advise:
+            small = race.small(bench.batches[0]) if bench.batches and not options.backward else None
+            measured = self.measured(times, far, extra, small, worker)
+            self.details["advice"] = [advice.to_json() for advice in advise(measured)]
         self.notes.extend(near_thresholds(speedup, far.of_copy))
         if far.impossible:
             raise CheatFound(f"physically impossible: {far.impossible}")
