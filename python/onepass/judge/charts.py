@@ -2,7 +2,7 @@
 
 import html
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 __all__ = ["Bar", "Point", "roofline", "speedups"]
 
@@ -28,6 +28,19 @@ class Point(NamedTuple):
     bytes: int
     seconds: float
     eager: float
+
+
+class Name(NamedTuple):
+    """A piece of text in the chart, about as wide as its letters are many."""
+    left: float
+    height: float
+    text: str
+
+    def meets(self, other: "Name") -> bool:
+        def right(name: Name) -> float:
+            return name.left + 6.6 * len(name.text)
+        beside = right(self) < other.left or self.left > right(other)
+        return not beside and abs(self.height - other.height) < 14.0
 
 
 def escape(text: str) -> str:
@@ -134,15 +147,17 @@ def roofline(points: Sequence[Point], copy_speed: float) -> str:
                      + text_at(x(tick), height - bottom + 18, amount(tick), "soft", "middle"))
     parts.append(text_at((left + WIDTH - right) / 2, height - 6, "bytes that must move", "soft", "middle"))
     start, end = 10 ** x_low, 10 ** x_high
+    name = Name(x(end) + 6, y(end / copy_speed), "the copy")
     parts.append(line("copy", x(start), y(start / copy_speed), x(end), y(end / copy_speed))
-                 + text_at(x(end) + 6, y(end / copy_speed) + 4, "the copy", "soft"))
-    return picture(height, "Time against bytes, with the line of the copy", parts + threads(points, x, y))
+                 + text_at(name.left, name.height + 4, name.text, "soft"))
+    parts += threads(points, x, y, [name])
+    return picture(height, "Time against bytes, with the line of the copy", parts)
 
 
-def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
-    """From PyTorch down to the candidates of each task, with their names where there is room."""
+def threads(points: Sequence[Point], x: Scale, y: Scale, placed: List[Name]) -> List[str]:
+    """From PyTorch down to the candidates of each task, with their names where those that are placed leave
+    room."""
     parts: List[str] = []
-    placed: List[Tuple[float, float, float]] = []  # left, right and height of names
     tasks: Dict[str, List[Point]] = {}
     for point in points:
         tasks.setdefault(point.task, []).append(point)
@@ -157,27 +172,24 @@ def threads(points: Sequence[Point], x: Scale, y: Scale) -> List[str]:
     for point in sorted(points, key=lambda each: each.seconds):
         middle, height = x(point.bytes), y(point.seconds)
         text = f"{point.task} · {point.label}, {duration(point.seconds)}"
-        left = middle + 18
-        right = left + 6.6 * len(text)
-        place = free_height(height, left, right, placed)
-        placed.append((left, right, place))
+        name = with_room(Name(middle + 18, height, text), placed)
+        placed.append(name)
         parts.append(
             f'<g class="{point.kind}"><circle class="shape" cx="{middle:.1f}" cy="{height:.1f}" r="5.5">'
             f"<title>{escape(text)}</title></circle>"
-            + line("whisker", middle + 7, height, middle + 15, place)
-            + text_at(left, place + 4, text) + "</g>")
+            + line("whisker", middle + 7, height, middle + 15, name.height)
+            + text_at(name.left, name.height + 4, text) + "</g>")
     return parts
 
 
-def free_height(wanted: float, left: float, right: float,
-                placed: Sequence[Tuple[float, float, float]]) -> float:
-    """The nearest one at which a name meets no other."""
+def with_room(name: Name, placed: Sequence[Name]) -> Name:
+    """At the nearest height at which it meets no other."""
     for step in range(40):
-        for place in (wanted - 4.0 * step, wanted + 4.0 * step):
-            if all(right < other_left or left > other_right or abs(place - height) >= 14.0
-                   for other_left, other_right, height in placed):
-                return place
-    return wanted
+        for height in (name.height - 4.0 * step, name.height + 4.0 * step):
+            moved = name._replace(height=height)
+            if not any(moved.meets(other) for other in placed):
+                return moved
+    return name
 
 
 def duration(seconds: float) -> str:
