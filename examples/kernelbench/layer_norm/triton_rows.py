@@ -1,4 +1,10 @@
-"""A textbook kernel in Triton: a program a row, which it reads three times. There are only sixteen rows."""
+"""A textbook kernel in Triton: a program a row, which it reads three times. There are only sixteen rows.
+
+It makes a classic mistake, which the judge finds: the mean is a plain sum in float32, 512 numbers one after
+the other in each lane. If they are all the same, as in a constant input, their roundings all go one way.
+The mean is off by 2e-6, and where the variance is zero 1 / sqrt(eps) makes 316 times as much of that.
+Random inputs do not show it.
+"""
 
 import torch
 import torch.nn as nn
