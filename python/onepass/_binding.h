@@ -101,6 +101,10 @@ typedef struct {
   int64_t outer[ONEPASS_MAX_NDIM]; /* the shape of mean and rstd, or of what is pooled */
 } Call;
 
+static inline int is_by_channel(const onepass_norm *norm) {
+  return norm->op == ONEPASS_GROUP_NORM || norm->op == ONEPASS_BATCH_NORM;
+}
+
 _Static_assert(sizeof(onepass_tensors) == ROLES * sizeof(void *),
                "roles and onepass_tensors agree");
 _Static_assert(sizeof(onepass_buffers) == ROLES * sizeof(void *),
@@ -113,10 +117,13 @@ int take(const State *state, Call *call, int role, PyObject *object);
  *
  *   new_like        torch.empty_like(object), which keeps the strides if they leave no gaps
  *   new_contiguous  the same, but always contiguous
+ *   new_by_channel  the same, but contiguous or PyTorch's channels_last, whichever the object is
  *   take_compact    takes one that was just made and is compact, otherwise like the given tensor */
 PyObject *new_like(const State *state, Call *call, int role, PyObject *object,
                    const onepass_tensor *tensor);
 PyObject *new_contiguous(const State *state, Call *call, int role, PyObject *object,
+                         const onepass_tensor *tensor);
+PyObject *new_by_channel(const State *state, Call *call, int role, PyObject *object,
                          const onepass_tensor *tensor);
 PyObject *take_compact(const State *state, Call *call, int role, PyObject *made,
                        const onepass_tensor *like);

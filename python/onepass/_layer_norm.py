@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import _native
+from ._norms import LAYER, Norm, activate, activation_code
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
@@ -22,11 +23,12 @@ from ._torch import (
     has_known_type,
     is_compiling,
     needs_grad,
+    to_float32,
     way_back,
     way_of_watched,
 )
 
-__all__ = ["layer_norm"]
+__all__ = ["add_layer_norm", "layer_norm"]
 
 
 def layer_norm(
@@ -35,8 +37,15 @@ def layer_norm(
     weight: Optional[Tensor] = None,
     bias: Optional[Tensor] = None,
     eps: float = 1e-5,
+    *,
+    activation: Optional[str] = None,
 ) -> Tensor:
-    """torch.nn.functional.layer_norm."""
+    """torch.nn.functional.layer_norm, and then the activation: "relu", "gelu", "gelu_tanh" or "silu"."""
+    if activation is not None:
+        done = _call_fused(input, None, normalized_shape, weight, bias, eps, activation)
+        if done is not None:
+            return done[0]
+        return activate(layer_norm(input, normalized_shape, weight, bias, eps), activation)
     if is_compiling():
         way = OPERATOR
     else:
@@ -44,7 +53,7 @@ def layer_norm(
                or way_of_watched(input, weight, bias))
         if way & DIRECT and input.is_cuda:
             if torch.is_autocast_enabled():
-                input, weight, bias = _to_float32(input), _to_float32(weight), _to_float32(bias)
+                input, weight, bias = to_float32(input), to_float32(weight), to_float32(bias)
             input = _dense(input)
     if way == DIRECT:
         output = _native.layer_norm(input, normalized_shape, weight, bias, eps, _native.NO_STATISTICS)
@@ -66,6 +75,45 @@ def layer_norm(
                       weight=weight, bias=bias, eps=eps) from None
 
 
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+    activation: Optional[str] = None,
+) -> Tuple[Tensor, Tensor]:
+    """layer_norm(input + residual, ...), and input + residual."""
+    done = _call_fused(input, residual, normalized_shape, weight, bias, eps, activation)
+    if done is not None:
+        return done[0], done[1]
+    try:
+        total = torch.add(input, residual)
+    except ERRORS as error:
+        raise explain(error, "add_layer_norm", input=input, residual=residual) from None
+    return layer_norm(total, normalized_shape, weight, bias, eps, activation=activation), total
+
+
+_FUSED = Norm("fused_layer_norm", LAYER, "layer_norm")
+
+
+def _call_fused(
+    input: Tensor,
+    residual: Optional[Tensor],
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+    activation: Optional[str],
+) -> Optional[Tuple[Optional[Tensor], ...]]:
+    code = activation_code(activation)
+    if isinstance(normalized_shape, int):  # an error; not an axis
+        return None
+    return _FUSED((LAYER, normalized_shape, 0, 0, eps, False, False, 0.0, code), False, input, residual,
+                  weight, bias)
+
+
 def _covers(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -73,7 +121,7 @@ def _covers(
     bias: Optional[Tensor],
 ) -> bool:
     """For those who look at tensors without data; where there is data the C library decides."""
-    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input):
+    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input, "layer_norm"):
         return False
     shape = tuple(normalized_shape)
     if not 1 <= len(shape) <= input.dim():
@@ -91,13 +139,6 @@ def _covers(
         ):
             return False
     return weight is None or bias is None or weight.dtype == bias.dtype
-
-
-def _to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """What autocast on CUDA does to the arguments of layer_norm."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.float()
 
 
 def _dense(input: Tensor) -> Tensor:
@@ -221,8 +262,8 @@ def _forward_autocast(
     eps: float,
 ) -> Tuple[Tensor, Tensor]:
     with torch.autocast("cuda", enabled=False):
-        return _operator(_to_float32(input), normalized_shape, _to_float32(weight),
-                         _to_float32(bias), eps)
+        return _operator(to_float32(input), normalized_shape, to_float32(weight),
+                         to_float32(bias), eps)
 
 
 def _backward_kernel(

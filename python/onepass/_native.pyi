@@ -32,6 +32,29 @@ def kind(*tensors: Optional[Tensor]) -> int: ...
 def kind_or_small(*tensors: Optional[Tensor]) -> int: ...
 def set_small(on_cpu: int, on_cuda: int, /) -> Tuple[int, int]: ...
 def covers_cuda(index: int, /) -> bool: ...
+def norm(
+    description: Tuple[Any, ...],
+    statistics: int,
+    x: Tensor,
+    residual: Optional[Tensor],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    running_mean: Optional[Tensor],
+    running_var: Optional[Tensor],
+    /,
+) -> Optional[Tuple[Tensor, Optional[Tensor], Union[Tensor, bytes, None]]]: ...
+def norm_backward(
+    description: Tuple[Any, ...],
+    dy: Tensor,
+    dsum: Optional[Tensor],
+    x: Tensor,
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    statistics: Union[Tensor, bytes, None],
+    wants_weight: bool,
+    wants_bias: bool,
+    /,
+) -> Optional[Tuple[Tensor, Optional[Tensor], Optional[Tensor]]]: ...
 def layer_norm(
     x: Tensor,
     normalized_shape: Sequence[int],

@@ -24,22 +24,39 @@ struct CachedPlan {
 /* ---- The table ------------------------------------------------------------------------------- */
 
 /* The longest key: the description, threads, roles and device, and shape and strides of each tensor. */
-#define KEY_WORDS (16 + ROLES * (1 + 2 * ONEPASS_MAX_NDIM))
+#define KEY_WORDS (24 + ROLES * (1 + 2 * ONEPASS_MAX_NDIM))
+
+static int write_pool(const onepass_pool *pool, int64_t *key) {
+  int n = 0;
+  key[n++] = 1 | (int)pool->direction << 1 | pool->ceil_mode << 2 | pool->count_include_pad << 3 |
+             pool->adaptive << 4 | (int)pool->op << 5 | pool->spatial << 8;
+  for (int i = 0; i < pool->spatial && i < 3; i++) {
+    key[n++] = pool->kernel[i];
+    key[n++] = pool->stride[i];
+    key[n++] = pool->padding[i];
+    key[n++] = pool->dilation[i];
+  }
+  key[n++] = pool->divisor;
+  memcpy(&key[n++], &pool->p, sizeof pool->p);
+  return n;
+}
+
+static int write_norm(const onepass_norm *norm, int64_t *key) {
+  int n = 0;
+  const int flags = (int)norm->direction << 1 | (int)norm->reduction << 2 | norm->clamp << 3 |
+                    norm->use_running << 4 | (int)norm->op << 5 | (int)norm->activation << 8;
+  key[n++] = (norm->axis * (INT64_C(1) << 16) + norm->axes) * (1 << 16) + flags;
+  memcpy(&key[n++], &norm->eps, sizeof norm->eps);
+  if (is_by_channel(norm)) {
+    key[n++] = norm->groups;
+    memcpy(&key[n++], &norm->momentum, sizeof norm->momentum);
+  }
+  return n;
+}
 
 static int write_key(const Call *call, int threads, int64_t *key) {
-  int n = 0;
-  if (call->pools) {
-    const onepass_pool *pool = &call->description.pool;
-    key[n++] = 1 + 2 * pool->direction + 4 * pool->ceil_mode + 8 * pool->count_include_pad;
-    key[n++] = pool->kernel[0];
-    key[n++] = pool->stride[0];
-    key[n++] = pool->padding[0];
-  } else {
-    const onepass_norm *norm = &call->description.norm;
-    key[n++] = 0 + 2 * (int)norm->direction + 4 * (int)norm->op + 8 * (int)norm->reduction;
-    key[n++] = norm->axis;
-    memcpy(&key[n++], &norm->eps, sizeof norm->eps);
-  }
+  int n = call->pools ? write_pool(&call->description.pool, key)
+                      : write_norm(&call->description.norm, key);
   key[n++] = (int64_t)threads << 32 | call->present;
   for (int role = 0; role < ROLES; role++) {
     if (!(call->present >> role & 1)) continue;

@@ -133,6 +133,24 @@ PyObject *new_contiguous(const State *state, Call *call, int role, PyObject *obj
   return take_compact(state, call, role, made, tensor);
 }
 
+/* Strides as torch.empty has them with memory_format=torch.channels_last or channels_last_3d. */
+static int is_channels_last(const onepass_tensor *tensor) {
+  if (!tensor->strides || tensor->ndim < 4 || tensor->ndim > 5 || tensor->strides[1] != 1) return 0;
+  int64_t expected = tensor->shape[1];
+  for (int i = tensor->ndim - 1; i >= 0; i--) {
+    if (i == 1) continue;
+    if (tensor->strides[i] != expected) return 0;
+    expected *= tensor->shape[i];
+  }
+  return expected > 0;
+}
+
+PyObject *new_by_channel(const State *state, Call *call, int role, PyObject *object,
+                         const onepass_tensor *tensor) {
+  return is_channels_last(tensor) ? new_like(state, call, role, object, tensor)
+                                  : new_contiguous(state, call, role, object, tensor);
+}
+
 PyObject *new_shaped(const State *state, PyObject *object, PyObject *shape, PyObject *keywords) {
   PyObject *args = shape ? PyTuple_Pack(1, shape) : NULL;
   PyObject *method = PyObject_GetAttr(object, state->name_new_empty);

@@ -22,9 +22,9 @@ from torch.autograd import forward_ad
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "OPERATOR", "PYTORCH", "SMALL", "NotCovered",
-    "below_autograd", "define", "differentiate", "explain", "has_known_type",
-    "is_compiling", "needs_grad", "way_back", "way_of_watched",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "ON_CUDA", "OPERATOR", "PYTORCH", "SMALL", "NotCovered",
+    "below_autograd", "casts_under_autocast", "define", "differentiate", "explain", "has_known_type",
+    "is_compiling", "mark_as_changed", "needs_grad", "to_float32", "way_back", "way_of_watched",
 ]
 
 # As _native.kind() has them, and then what it does not tell apart.
@@ -126,20 +126,51 @@ def _covers_cuda(index: int) -> bool:
 _covers_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def has_known_type(tensor: Tensor) -> bool:
-    """Whether onepass has kernels for tensors of this type and rank, on this device."""
+# What has kernels on a GPU. Only those ask who have no data to show to the C library, which knows.
+# "fused_..." is with a residual, an activation or both.
+ON_CUDA = {"avg_pool1d", "l1_norm", "layer_norm"}
+
+
+def has_known_type(tensor: Tensor, name: str) -> bool:
+    """Whether onepass has kernels for that operator of tensors of this type and rank, on this device."""
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         return False
     if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
         return False
     if tensor.device.type == "cuda":
-        return _covers_cuda(tensor.device.index)
+        return name in ON_CUDA and _covers_cuda(tensor.device.index)
     return tensor.device.type == "cpu"
 
 
 def needs_grad(*tensors: Optional[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
+
+# ---- Autocast and version counters --------------------------------------------------------------
+
+
+def casts_under_autocast(name: str) -> bool:
+    """Whether autocast on CUDA makes all arguments of PyTorch's operator float32, in this version."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+    except RuntimeError:  # there is no such operator
+        return False
+
+
+def to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """What it does to each of them."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.float()
+
+
+def _set_next_version(tensor: Tensor) -> None:
+    torch._C._autograd._unsafe_set_version_counter(tensor, tensor._version + 1)
+
+
+# Tells autograd that a tensor was written to.
+mark_as_changed: Callable[[Tensor], None] = getattr(
+    torch.autograd.graph, "increment_version", _set_next_version)  # 2.0 has no increment_version
 
 # ---- PyTorch's own operators --------------------------------------------------------------------
 
