@@ -13,11 +13,19 @@ __all__ = ["Summary", "patch", "unpatch"]
 
 Choice = Union[str, Type[Module]]
 
-# torch.nn's class and ours, which differ in forward only.
+# torch.nn's class and ours, which differ in one method: forward, or what it calls.
 _TWINS: Dict[Type[Module], Type[Module]] = {
-    torch.nn.LayerNorm: nn.LayerNorm,
-    torch.nn.AvgPool1d: nn.AvgPool1d,
+    getattr(torch.nn, name): getattr(nn, name)
+    for name in (
+        "AvgPool1d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d",
+        "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "RMSNorm",
+    )
+    if hasattr(torch.nn, name)
 }
+
+
+def _method_of(base: Type[Module]) -> str:
+    return "_apply_instance_norm" if hasattr(base, "_apply_instance_norm") else "forward"
 
 
 class Summary(NamedTuple):
@@ -39,7 +47,7 @@ def patch(
     only: Union[None, Choice, Iterable[Choice]] = None,
     verbose: bool = False,
 ) -> Summary:
-    """Make every LayerNorm and AvgPool1d of a model onepass's, the model itself included.
+    """Make every module of a model that onepass.nn has onepass's, the model itself included.
 
     Modules stay the objects they are, with their parameters, buffers, hooks and flags; only their
     class changes. Subclasses are replaced, too, unless they have a forward of their own. `only` says
@@ -48,10 +56,13 @@ def patch(
     summary = Summary({}, {})
     for name, module in model.named_modules():
         own, base = type(module), _base_of(module)
-        if base is None or own.forward is _TWINS[base].forward or not _chosen(name, module, only):
+        if base is None or own.__module__ == nn.__name__ or isinstance(module, _PatchedSubclass):
             continue
-        if own.forward is not base.forward or "forward" in vars(module):
-            summary.left[name] = f"{own.__module__}.{own.__qualname__} has a forward of its own"
+        if not _chosen(name, module, only):
+            continue
+        why = _why_not(module, base)
+        if why:
+            summary.left[name] = f"{own.__module__}.{own.__qualname__} has {why} of its own"
             continue
         module.__class__ = _TWINS[base] if own is base else _patched_subclass(own)
         summary.replaced[name] = own.__qualname__
@@ -61,18 +72,16 @@ def patch(
 
 
 def unpatch(model: Module, *, verbose: bool = False) -> Summary:
-    """Make every LayerNorm and AvgPool1d of onepass's the torch.nn class it stands for."""
+    """Make every module of onepass.nn's the torch.nn class it stands for, if there is one."""
     summary = Summary({}, {})
     for name, module in model.named_modules():
         own, base = type(module), _base_of(module)
-        if base is None:
+        if base is None or (own is not _TWINS[base] and not isinstance(module, _PatchedSubclass)):
             continue
-        if own is _TWINS[base]:
-            module.__class__ = base
-        elif isinstance(module, _PatchedSubclass):
-            module.__class__ = _original(own)
-        else:
+        if module.__dict__.get("activation") is not None:
+            summary.left[name] = f"{own.__qualname__} has an activation, which torch.nn's does not do"
             continue
+        module.__class__ = base if own is _TWINS[base] else _original(own)
         summary.replaced[name] = own.__qualname__
     if verbose:
         print(summary)
@@ -81,6 +90,14 @@ def unpatch(model: Module, *, verbose: bool = False) -> Summary:
 
 def _base_of(module: Module) -> Optional[Type[Module]]:
     return next((base for base in _TWINS if isinstance(module, base)), None)
+
+
+def _why_not(module: Module, base: Type[Module]) -> Optional[str]:
+    """What keeps a module from being replaced."""
+    for method in ("forward", _method_of(base)):
+        if getattr(type(module), method) is not getattr(base, method) or method in vars(module):
+            return f"a {method}"
+    return "an activation" if hasattr(module, "activation") else None
 
 
 def _chosen(name: str, module: Module, only: Union[None, Choice, Iterable[Choice]]) -> bool:
@@ -112,9 +129,13 @@ def _original(patched: type) -> type:
 @lru_cache(maxsize=None)
 def _patched_subclass(own: Type[Module]) -> Type[Module]:
     base = next(base for base in _TWINS if issubclass(own, base))
-    return type(own.__name__, (_PatchedSubclass, own), {
-        "forward": _TWINS[base].forward, "__module__": own.__module__,
-        "__qualname__": own.__qualname__, "__doc__": own.__doc__})
+    twin, method = _TWINS[base], _method_of(base)
+    added = {method: getattr(twin, method), "__module__": own.__module__,
+             "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    if hasattr(twin, "activation"):
+        added["activation"] = None
+        added["__constants__"] = [*own.__constants__, "activation"]
+    return type(own.__name__, (_PatchedSubclass, own), added)
 
 
 def _new_patched(own: Type[Module]) -> Module:

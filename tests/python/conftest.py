@@ -7,7 +7,7 @@ registered with PyTorch. No tensor is too small to be onepass's, but in test_sma
 """
 
 from contextlib import nullcontext
-from typing import Callable, ContextManager, Optional, Tuple
+from typing import Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
 import onepass
 import pytest
@@ -69,6 +69,22 @@ def l1_norm_of_torch(x: torch.Tensor, dim: int = 1, mode: str = "mean",
     return x / (total + eps)
 
 
+def rms_norm_of_torch(x: torch.Tensor, shape: Sequence[int], weight: Optional[torch.Tensor] = None,
+                      eps: Optional[float] = None) -> torch.Tensor:
+    """torch.nn.functional.rms_norm, which 2.4 has first."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    y = wide * torch.rsqrt(wide.square().mean([-1 - i for i in range(len(shape))], keepdim=True) + eps)
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+ACTIVATIONS: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
 # Each operator with a call that PyTorch can make as well: (ours, PyTorch's).
 Pair = Tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]
 LAYER_NORM: Pair = (
@@ -80,9 +96,34 @@ AVG_POOL1D: Pair = (
     lambda x: onepass.functional.avg_pool1d(x, 4, 2, 1),
     lambda x: torch.nn.functional.avg_pool1d(x, 4, 2, 1),
 )
+GROUP_NORM: Pair = (
+    lambda x: onepass.functional.group_norm(x, 1),
+    lambda x: torch.nn.functional.group_norm(x, 1),
+)
+BATCH_NORM: Pair = (
+    lambda x: onepass.functional.batch_norm(x, None, None, training=True),
+    lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+)
+PAIRS: Dict[str, Pair] = {
+    "layer_norm": LAYER_NORM,
+    "l1_norm": L1_NORM,
+    "avg_pool1d": AVG_POOL1D,
+    "group_norm": GROUP_NORM,
+    "batch_norm": BATCH_NORM,
+    "instance_norm": (onepass.functional.instance_norm, torch.nn.functional.instance_norm),
+    "rms_norm": (
+        lambda x: onepass.functional.rms_norm(x, x.shape[-1:]),
+        lambda x: rms_norm_of_torch(x, x.shape[-1:]),
+    ),
+    "normalize": (onepass.functional.normalize, torch.nn.functional.normalize),
+    "add_layer_norm": (
+        lambda x: sum(onepass.functional.add_layer_norm(x, x * 0.5, x.shape[-1:], activation="gelu")),
+        lambda x: torch.nn.functional.gelu(LAYER_NORM[1](x + x * 0.5)) + (x + x * 0.5),
+    ),
+}
 
 
-@pytest.fixture(params=[LAYER_NORM, L1_NORM, AVG_POOL1D], ids=["layer_norm", "l1_norm", "avg_pool1d"])
+@pytest.fixture(params=PAIRS.values(), ids=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Pair:
-    """Any of the operators, for a tensor of two or three axes."""
+    """Any of the operators, for a tensor of three axes."""
     return request.param

@@ -4,7 +4,7 @@ import copy
 import inspect
 import io
 import pickle
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import onepass
 import pytest
@@ -20,6 +20,15 @@ CASES: Dict[str, Tuple[str, Tuple[Any, ...], Dict[str, Any]]] = {
     "avg_pool1d with all options": ("AvgPool1d", (4, 3, 2, True, False), {}),
     "avg_pool1d with tuples": ("AvgPool1d", ((4,),), {"stride": (2,), "padding": (1,)}),
 }
+for name in ("BatchNorm1d", "InstanceNorm1d"):
+    CASES[name] = (name, (6,), {})
+    CASES[f"{name} with all options"] = (name, (6, 1e-3, 0.2, True, True), {})
+    CASES[f"{name} with none"] = (name, (6,), {"affine": False, "track_running_stats": False})
+CASES["group_norm"] = ("GroupNorm", (3, 6), {})
+CASES["group_norm without weights"] = ("GroupNorm", (3, 6, 1e-3, False), {})
+if VERSION >= (2, 4):
+    CASES["rms_norm"] = ("RMSNorm", (8,), {})
+    CASES["rms_norm of two axes"] = ("RMSNorm", ((6, 8), 1e-3), {"dtype": torch.bfloat16})
 if VERSION >= (2, 1):
     CASES["layer_norm without bias"] = ("LayerNorm", (8,), {"bias": False})
 
@@ -39,7 +48,9 @@ def shuffle(module: torch.nn.Module) -> None:
 @each_case
 def test_signature_attributes_and_repr(case: Any) -> None:
     ours, theirs = modules(case)
-    assert inspect.signature(type(ours)) == inspect.signature(type(theirs))
+    mine = dict(inspect.signature(type(ours)).parameters)
+    assert mine.pop("activation", None) is None or ours.activation is None
+    assert mine == dict(inspect.signature(type(theirs)).parameters)
     assert repr(ours) == repr(theirs) and ours.extra_repr() == theirs.extra_repr()
     public = {key: value for key, value in vars(theirs).items() if not key.startswith("_")}
     assert {key: vars(ours)[key] for key in public} == public
@@ -136,10 +147,74 @@ def test_public_names() -> None:
     for module in (onepass, onepass.nn, onepass.functional):
         for name in module.__all__:
             assert hasattr(module, name)
-    for name in ("layer_norm", "avg_pool1d"):
-        ours = inspect.signature(getattr(onepass.functional, name)).parameters
-        assert list(ours) == {
-            "layer_norm": ["input", "normalized_shape", "weight", "bias", "eps"],
-            "avg_pool1d": ["input", "kernel_size", "stride", "padding", "ceil_mode",
-                           "count_include_pad"],
-        }[name]
+    ours = inspect.signature(onepass.functional.avg_pool1d).parameters
+    assert list(ours) == ["input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"]
+    for name in ("batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize", "rms_norm"):
+        if hasattr(torch.nn.functional, name):
+            ours, theirs = (inspect.signature(getattr(module, name)).parameters.values()
+                            for module in (onepass.functional, torch.nn.functional))
+            mine = [(p.name, p.default) for p in ours if p.kind != p.KEYWORD_ONLY]
+            assert mine == [(p.name, p.default) for p in theirs], name
+
+
+ACTIVATED = {
+    "LayerNorm": (8,), "RMSNorm": (8,), "GroupNorm": (3, 6), "BatchNorm1d": (6,),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATED)
+def test_activations(name: str, device: str) -> None:
+    plain = getattr(onepass.nn, name)(*ACTIVATED[name]).to(device)
+    module = getattr(onepass.nn, name)(*ACTIVATED[name], activation="silu").to(device)
+    shuffle(plain)
+    module.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 6, 8, device=device)
+    for training in (True, False):
+        expected = torch.nn.functional.silu(plain.train(training)(x))
+        torch.testing.assert_close(module.train(training)(x), expected, rtol=1e-4, atol=1e-5)
+    assert "activation='silu'" in repr(module) and "activation" not in repr(plain)
+    assert pickle.loads(pickle.dumps(module)).activation == copy.deepcopy(module).activation == "silu"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ACTIVATED)
+@pytest.mark.parametrize("activation", [None, "gelu_tanh"])
+def test_scripts(name: str, activation: Optional[str]) -> None:
+    if name == "RMSNorm" and VERSION < (2, 4):
+        pytest.skip("this PyTorch has no rms_norm")
+    module = getattr(onepass.nn, name)(*ACTIVATED[name], activation=activation)
+    x = torch.randn(3, 6, 8)
+    torch.testing.assert_close(torch.jit.script(module)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_of_instance_norm() -> None:
+    module, x = onepass.nn.InstanceNorm1d(6, track_running_stats=True), torch.randn(3, 6, 8)
+    torch.testing.assert_close(torch.jit.script(module)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_modules_that_add() -> None:
+    x, residual = torch.randn(2, 3, 5, 8)
+    for module, plain in ((onepass.nn.AddLayerNorm(8, eps=0.1, activation="relu"),
+                           onepass.nn.LayerNorm(8, eps=0.1, activation="relu")),
+                          (onepass.nn.AddRMSNorm(8), onepass.nn.RMSNorm(8))):
+        shuffle(module)
+        plain.load_state_dict(module.state_dict())
+        y, total = module(x, residual)
+        torch.testing.assert_close(total, x + residual)
+        torch.testing.assert_close(y, plain(x + residual))
+
+
+def test_l2_and_frobenius_norm() -> None:
+    x = torch.randn(3, 5)
+    assert repr(onepass.nn.L2Norm()) == "L2Norm(dim=1, eps=0.0)" and not onepass.nn.L2Norm().state_dict()
+    torch.testing.assert_close(onepass.nn.L2Norm(0, eps=1.0)(x), x / (x.norm(dim=0, keepdim=True) + 1.0))
+    torch.testing.assert_close(onepass.nn.FrobeniusNorm()(x), x / x.norm())
+
+
+def test_rms_norm_is_as_pytorch_has_it_now() -> None:
+    module = onepass.nn.RMSNorm((6, 8), elementwise_affine=False)
+    assert module.normalized_shape == (6, 8) and module.eps is None and module.weight is None
+    assert repr(module) == "RMSNorm((6, 8), eps=None, elementwise_affine=False)"
+    module = onepass.nn.RMSNorm(8, 1e-3)
+    assert list(module.state_dict()) == ["weight"] and torch.equal(module.weight, torch.ones(8))

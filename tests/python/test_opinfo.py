@@ -21,8 +21,10 @@ opinfo = pytest.importorskip(
     reason="PyTorch's OpInfo needs numpy, before 2.1 also pyyaml")
 
 OURS = {
-    "nn.functional.layer_norm": onepass.functional.layer_norm,
-    "nn.functional.avg_pool1d": onepass.functional.avg_pool1d,
+    f"nn.functional.{name}": getattr(onepass.functional, name)
+    for name in ("avg_pool1d", "batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize",
+                 "rms_norm")
+    if hasattr(torch.nn.functional, name)
 }
 OPERATORS = [op for op in opinfo.op_db if op.name in OURS]
 each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name.split(".")[-1])
@@ -43,7 +45,8 @@ def test_samples(op: Any, dtype: torch.dtype, device: str,
         expected = op(wide.input, *wide.args, **wide.kwargs)
         with way():
             actual = OURS[op.name](sample.input, *sample.args, **sample.kwargs)
-        assert actual.dtype == dtype and actual.stride() == expected.stride()
+        assert actual.dtype == dtype and actual.shape == expected.shape
+        assert actual.stride() == expected.stride() or actual.numel() == 0
         assert_near(actual, expected)
 
 
@@ -56,7 +59,7 @@ def widened(sample: Any) -> Any:
     def widen(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value.detach().double().requires_grad_(value.requires_grad)
+        return value.detach().double().clone().requires_grad_(value.requires_grad)
 
     return sample.transform(widen)
 
@@ -99,5 +102,6 @@ def test_gradcheck(op: Any, device: str, way: Callable[[], ContextManager[object
             with way():
                 return OURS[op.name](sample.input, *sample.args, **sample.kwargs)
 
-        assert torch.autograd.gradcheck(call, tensors)
-        assert torch.autograd.gradgradcheck(call, tensors)
+        # Along one direction each; test_autograd.py looks along all axes.
+        assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)

@@ -15,7 +15,8 @@ IN_PYTHON_38 = {
     "contextlib": {"contextmanager"},
     "fnmatch": {"fnmatchcase"},
     "functools": {"lru_cache"},
-    "math": {"prod"},
+    "inspect": {"Parameter", "signature"},
+    "math": {"inf", "prod"},
     "typing": {"Any", "Callable", "Dict", "Iterable", "Iterator", "List", "NamedTuple", "NoReturn",
                "Optional", "Sequence", "Tuple", "Type", "Union"},
 }
