@@ -506,6 +506,8 @@ def _covers_channels(description: Description, input: Tensor) -> bool:
     op, _, _, groups, eps, _, use_running, _, _ = description
     if input.dim() < 2 or input.numel() == 0 or (op == BATCH and eps <= 0):
         return False
+    if not isinstance(groups, (int, torch.SymInt)):
+        return False
     if op == GROUP and groups != -1 and (groups < 1 or input.shape[1] % groups != 0):
         return False
     spatial = _count(input.shape[2:])

@@ -184,7 +184,8 @@ def _describe(value: object) -> str:
 
 
 # What operators raise for bad arguments. Subclasses, such as torch.cuda.OutOfMemoryError, are not meant.
-ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError,
+          ZeroDivisionError)
 
 
 def explain(error: Exception, name: str, **arguments: Any) -> Exception:

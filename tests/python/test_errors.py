@@ -50,13 +50,77 @@ L1_NORM: Dict[str, Any] = {
     "integers": (lambda f: f(X.int()), "input"),
     "not a tensor": (lambda f: f("x"), "input"),
 }
+CHANNELS = {
+    "not a tensor": (lambda f: f([1.0]), "input"),
+    "one axis": (lambda f: f(torch.ones(3)), "input"),
+    "integers": (lambda f: f(X.int()), "input"),
+    "sparse": (lambda f: f(X.to_sparse()), "input"),
+    "weight of another length": (lambda f: f(X, weight=torch.ones(4)), "weight"),
+    "weight of another type": (lambda f: f(X, weight=torch.ones(3).double()), "weight"),
+    "bias of another length": (lambda f: f(X, weight=torch.ones(3), bias=torch.ones(2)), "bias"),
+    "weight on another device": (lambda f: f(X, weight=torch.ones(3, device="meta")), "weight"),
+}
+GROUP_NORM: Dict[str, Any] = {
+    **{what: (lambda f, call=call: call(lambda x, **options: f(x, 3, **options)), argument)
+       for what, (call, argument) in CHANNELS.items()},
+    "groups that do not divide": (lambda f: f(X, 2), "num_groups"),
+    "no groups": (lambda f: f(X, 0), "num_groups"),
+    "fewer groups than none": (lambda f: f(X, -1), "num_groups"),
+    "half a group": (lambda f: f(X, 1.5), "num_groups"),
+    "one value a group": (lambda f: f(X[:1, :, 0], 3), "input"),
+}
+BATCH_NORM: Dict[str, Any] = {
+    **{what: (lambda f, call=call: call(lambda x, **options: f(x, None, None, training=True, **options)),
+              argument)
+       for what, (call, argument) in CHANNELS.items() if what != "integers"},
+    "one value a channel": (lambda f: f(X[:1, :, 0], None, None, training=True), "input"),
+    "no statistics": (lambda f: f(X, None, None), "running_mean"),
+    "half of the statistics": (lambda f: f(X, torch.ones(3), None), "running_var"),
+    "statistics of another length": (
+        lambda f: f(X, torch.ones(4), torch.ones(4), training=True), "running_mean"),
+    "statistics of another type": (
+        lambda f: f(X, torch.ones(3).double(), torch.ones(3).double(), training=True), "running_mean"),
+    "no momentum": (lambda f: f(X, torch.ones(3), torch.ones(3), None, None, True, None), "momentum"),
+    "no eps": (lambda f: f(X, None, None, training=True, eps=None), "eps"),
+}
+INSTANCE_NORM: Dict[str, Any] = {
+    **{what: case for what, case in CHANNELS.items() if what != "integers"},
+    "one value a channel": (lambda f: f(X[..., :1]), "input"),
+    "no statistics": (lambda f: f(X, use_input_stats=False), "running_mean"),
+}
+NORMALIZE: Dict[str, Any] = {
+    "no such axis": (lambda f: f(X, dim=3), "dim"),
+    "no such second axis": (lambda f: f(X, dim=(2, 3)), "dim"),
+    "integers": (lambda f: f(X.int()), "input"),
+    "not a tensor": (lambda f: f("x"), "input"),
+}
+RMS_NORM: Dict[str, Any] = {
+    what: LAYER_NORM[what]
+    for what in ("another shape", "too long a shape", "no shape", "a number for a shape", "no axes",
+                 "integers", "not a tensor", "weight of another shape", "weight of another rank")
+}
+
+
+def _l2_norm_of_torch(x: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    return x / torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+
+
+L2_NORM: Dict[str, Any] = {key: NORMALIZE[key] for key in ("no such axis", "integers", "not a tensor")}
+
 CASES = [
     pytest.param(ours, theirs, call, argument, id=f"{name}: {what}")
     for name, ours, theirs, table in (
         ("layer_norm", F.layer_norm, torch.nn.functional.layer_norm, LAYER_NORM),
         ("avg_pool1d", F.avg_pool1d, torch.nn.functional.avg_pool1d, AVG_POOL1D),
         ("l1_norm", F.l1_norm, l1_norm_of_torch, L1_NORM),
+        ("group_norm", F.group_norm, torch.nn.functional.group_norm, GROUP_NORM),
+        ("batch_norm", F.batch_norm, torch.nn.functional.batch_norm, BATCH_NORM),
+        ("instance_norm", F.instance_norm, torch.nn.functional.instance_norm, INSTANCE_NORM),
+        ("rms_norm", F.rms_norm, getattr(torch.nn.functional, "rms_norm", None), RMS_NORM),
+        ("normalize", F.normalize, torch.nn.functional.normalize, NORMALIZE),
+        ("l2_norm", F.l2_norm, _l2_norm_of_torch, L2_NORM),
     )
+    if theirs is not None
     for what, (call, argument) in table.items()
 ]
 

@@ -127,6 +127,104 @@ def test_training_gives_the_same_losses(device: str) -> None:
     assert losses(patched, x) == pytest.approx(losses(model, x), rel=1e-4)
 
 
+class Residual(torch.nn.Module):
+    """As in a ResNet, with a branch of each normalization that convolutional networks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = torch.nn.Sequential(
+            torch.nn.Conv2d(8, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+            torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.ReLU(),
+            torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.InstanceNorm2d(8, affine=True))
+        self.last = torch.nn.BatchNorm2d(8, momentum=None)
+        self.head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4),
+                                        torch.nn.BatchNorm1d(4, affine=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.last(x + self.branch(x))))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_convolutional_network(memory_format: torch.memory_format, device: str) -> None:
+    model = Residual().to(device).to(memory_format=memory_format)
+    patched = copy.deepcopy(model)
+    assert sorted(onepass.patch(patched).replaced.values()) == [
+        "BatchNorm1d", "BatchNorm2d", "BatchNorm2d", "GroupNorm", "InstanceNorm2d"]
+    x = torch.randn(4, 8, 6, 6, device=device).to(memory_format=memory_format)
+    assert losses(patched, x) == pytest.approx(losses(model, x), rel=1e-4)
+    for (name, mine), other in zip(patched.state_dict().items(), model.state_dict().values()):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    with torch.no_grad():
+        torch.testing.assert_close(patched.eval()(x), model.eval()(x), rtol=1e-3, atol=1e-4)
+    onepass.unpatch(patched)
+    assert [type(m) for m in patched.modules()] == [type(m) for m in model.modules()]
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "RMSNorm"), reason="this PyTorch has no RMSNorm")
+def test_llama_block(device: str) -> None:
+    class Llama(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = torch.nn.RMSNorm(16, eps=1e-6), torch.nn.RMSNorm(16, eps=1e-6)
+            self.attention = torch.nn.MultiheadAttention(16, 2, bias=False, batch_first=True)
+            self.gate, self.up, self.down = (torch.nn.Linear(*shape, bias=False)
+                                             for shape in ((16, 32), (16, 32), (32, 16)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm1(x)
+            x = x + self.attention(y, y, y, need_weights=False)[0]
+            y = self.norm2(x)
+            return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+    model = torch.nn.Sequential(Llama(), Llama(), torch.nn.RMSNorm(16)).to(device)
+    patched = copy.deepcopy(model)
+    assert list(onepass.patch(patched).replaced.values()) == ["RMSNorm"] * 5
+    x = torch.randn(2, 5, 16, device=device)
+    assert losses(patched, x) == pytest.approx(losses(model, x), rel=1e-4)
+    compiled = torch.compile(patched, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), patched(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_left_alone() -> None:
+    class Deviating(torch.nn.InstanceNorm1d):
+        def _apply_instance_norm(self, input: torch.Tensor) -> torch.Tensor:
+            return input
+
+    class OwnActivation(torch.nn.BatchNorm1d):
+        activation = torch.nn.ReLU()
+
+    class Renamed(torch.nn.InstanceNorm1d):
+        pass
+
+    model = torch.nn.Sequential(
+        torch.nn.SyncBatchNorm(6), torch.nn.LazyBatchNorm1d(), Deviating(6), OwnActivation(6), Renamed(6),
+        onepass.nn.AddLayerNorm(8), onepass.nn.GroupNorm(2, 6, activation="relu"))
+    summary = onepass.patch(model)
+    assert summary.replaced == {"4": "test_what_is_left_alone.<locals>.Renamed"}
+    assert list(summary.left) == ["2", "3"]
+    assert "_apply_instance_norm of its own" in summary.left["2"]
+    assert "activation of its own" in summary.left["3"]
+    x = torch.randn(3, 6, 8)
+    torch.testing.assert_close(model[4](x), torch.nn.functional.instance_norm(x), rtol=1e-4, atol=1e-5)
+    model[1](x)  # now it is a BatchNorm1d
+    assert onepass.patch(model).replaced == {"1": "BatchNorm1d"}
+    summary = onepass.unpatch(model)
+    assert list(summary.replaced) == ["1", "4"] and list(summary.left) == ["6"]
+    assert type(model[6]) is onepass.nn.GroupNorm and type(model[4]) is Renamed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_of_patched_models() -> None:
+    class Renamed(torch.nn.BatchNorm2d):
+        pass
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), Renamed(3), torch.nn.InstanceNorm2d(3)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    expected = model(x)
+    assert len(onepass.patch(model).replaced) == 3
+    torch.testing.assert_close(torch.jit.script(model)(x), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_transformer_encoder(device: str) -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
@@ -148,6 +246,30 @@ def test_timm_model(device: str) -> None:
         summary = onepass.patch(model)
         assert summary.replaced or summary.left
         torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "convnext_tiny"])
+def test_timm_convolutional_models(name: str, device: str) -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name, pretrained=False).to(device)
+    patched = copy.deepcopy(model)
+    onepass.patch(patched)
+    x = torch.randn(2, 3, 64, 64, device=device)
+    for training in (False, True):
+        y, expected = patched.train(training)(x), model.train(training)(x)
+        torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_transformers_llama(device: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                                      intermediate_size=64, vocab_size=100)
+    model = transformers.LlamaModel(config).eval().to(device)
+    tokens = torch.arange(10, device=device).reshape(1, 10)
+    with torch.no_grad():
+        expected = model(tokens).last_hidden_state
+        onepass.patch(model)
+        torch.testing.assert_close(model(tokens).last_hidden_state, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_transformers_model(device: str) -> None:
