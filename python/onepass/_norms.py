@@ -337,8 +337,9 @@ class Norm:
             return _native.norm(description, _native.NO_STATISTICS, input, residual, weight, bias,
                                 running_mean, running_var)
         if way == DIRECT_WITH_GRAD:
-            if running_mean is not None and running_mean.requires_grad:  # an error
-                return None
+            for tensor in (running_mean, running_var):
+                if tensor is not None and tensor.requires_grad:  # an error
+                    return None
             try:
                 return _apply(self, input, residual, weight, bias, running_mean, running_var, description)
             except NotCovered:
@@ -674,7 +675,7 @@ def rms_norm(
     done = None
     if dim is None:
         done = _call_rms_norm(input, None, normalized_shape, weight, eps, code)
-    elif tuple(input.shape[dim:][:len(normalized_shape)]) == tuple(normalized_shape):
+    elif normalized_shape and tuple(input.shape[dim:][:len(normalized_shape)]) == tuple(normalized_shape):
         done = _RMS_NORM((RMS, dim, len(normalized_shape), 0, _default_eps(input) if eps is None else eps,
                           False, False, 0.0, code), False, input, None, weight, None)
     if done is not None:

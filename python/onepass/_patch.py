@@ -56,9 +56,7 @@ def patch(
     summary = Summary({}, {})
     for name, module in model.named_modules():
         own, base = type(module), _base_of(module)
-        if base is None or own.__module__ == nn.__name__ or isinstance(module, _PatchedSubclass):
-            continue
-        if not _chosen(name, module, only):
+        if base is None or _is_ours(own, base) or not _chosen(name, module, only):
             continue
         why = _why_not(module, base)
         if why:
@@ -90,6 +88,11 @@ def unpatch(model: Module, *, verbose: bool = False) -> Summary:
 
 def _base_of(module: Module) -> Optional[Type[Module]]:
     return next((base for base in _TWINS if isinstance(module, base)), None)
+
+
+def _is_ours(own: Type[Module], base: Type[Module]) -> bool:
+    method = _method_of(base)
+    return own.__module__ == nn.__name__ or getattr(own, method) is getattr(_TWINS[base], method)
 
 
 def _why_not(module: Module, base: Type[Module]) -> Optional[str]:

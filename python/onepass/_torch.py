@@ -168,9 +168,15 @@ def _set_next_version(tensor: Tensor) -> None:
     torch._C._autograd._unsafe_set_version_counter(tensor, tensor._version + 1)
 
 
-# Tells autograd that a tensor was written to.
-mark_as_changed: Callable[[Tensor], None] = getattr(
-    torch.autograd.graph, "increment_version", _set_next_version)  # 2.0 has no increment_version
+_increment_version: Callable[[Tensor], None] = getattr(  # not in 2.0
+    torch.autograd.graph, "increment_version", _set_next_version)
+
+
+def mark_as_changed(tensor: Tensor) -> None:
+    """Tells autograd that a tensor was written to."""
+    if not tensor.is_inference():  # which have no version
+        _increment_version(tensor)
+
 
 # ---- PyTorch's own operators --------------------------------------------------------------------
 

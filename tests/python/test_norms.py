@@ -6,7 +6,8 @@ import onepass
 import onepass.functional as F
 import pytest
 import torch
-from conftest import ACTIVATIONS, assert_near, rms_norm_of_torch
+from conftest import ACTIVATIONS, PAIRS, assert_near, rms_norm_of_torch
+from onepass import _native
 from test_results import check, each_type, random
 from torch.nn import functional as T
 
@@ -357,6 +358,40 @@ def test_unknown_activations() -> None:
     for call in calls:
         with pytest.raises(ValueError, match="activation.*tanh"):
             call()
+
+
+# ---- What the library does not cover ------------------------------------------------------------
+
+
+def test_everything_works_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that has no kernels for it: all is composed of PyTorch's operators."""
+    monkeypatch.setattr(_native, "norm", lambda *_: None)
+    monkeypatch.setattr(_native, "layer_norm", lambda *_: None)
+    for name, (ours, theirs) in PAIRS.items():
+        for grad in (False, True):
+            x = torch.randn(4, 3, 8, requires_grad=grad)
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5,
+                                       msg=lambda m, n=name: f"{n}: {m}")
+    x, weight = torch.randn(7, 6), torch.randn(6)
+    for ours, theirs in (pair for name, pair in FUSED.items() if name != "rms_norm"):
+        torch.testing.assert_close(ours(x, weight, weight, "silu"), T.silu(theirs(x, weight, weight)))
+    y, total = F.add_rms_norm(x, x, (6,), weight, 1e-5, "relu")
+    torch.testing.assert_close(y, rms_norm_of_torch(x + x, (6,), weight, 1e-5).relu())
+    torch.testing.assert_close(total, x + x)
+    torch.testing.assert_close(F.frobenius_norm(x), x / x.norm())
+    torch.testing.assert_close(F.l2_norm(x, 0, 0.5), x / (x.norm(dim=0, keepdim=True) + 0.5))
+    by_dim = F.rms_norm(x, (7,), torch.ones(7), 1e-5, dim=0)
+    torch.testing.assert_close(by_dim, x * torch.rsqrt(x.square().mean(0, keepdim=True) + 1e-5))
+    mean, var = torch.zeros(6), torch.ones(6)
+    F.batch_norm(x, mean, var, training=True, activation="relu")
+    torch.testing.assert_close(mean, 0.1 * x.mean(0))
+
+
+def test_rms_norm_over_axes_that_are_not_there() -> None:
+    x = torch.ones(2, 3, 4)
+    for shape, dim in (((3,), 3), ((3,), -4), ((4, 2), -1), ((2,), 1), ((), 1)):
+        with pytest.raises((IndexError, RuntimeError), match="dim"):
+            F.rms_norm(x, shape, dim=dim)
 
 
 # ---- Larger tensors, which other kernels do ------------------------------------------------------
