@@ -6,7 +6,7 @@ have quicker ways of their own, in _layer_norm.py and _l1_norm.py.
 """
 
 import math
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ._torch import (
     DIRECT_WITH_GRAD,
     ERRORS,
     OPERATOR,
+    SMALL,
     NotCovered,
     below_autograd,
     casts_under_autocast,
@@ -294,8 +295,9 @@ _FIELDS = ("int axis, int axes, SymInt groups, float eps, bool clamp, bool use_r
 
 
 class Norm:
-    """One operator of the family, called with a description: (output, sum with the residual or None, ...),
-    or None if the library does not cover the call. `of_torch` is the operator that autocast knows."""
+    """One operator of the family, called with a description: (output, sum with the residual or None, ...);
+    None if the library does not cover the call; () if it may be small and is: then PyTorch's is quicker.
+    `of_torch` is the operator that autocast knows."""
 
     def __init__(self, name: str, op: int, of_torch: str) -> None:
         self.name, self.op = name, op
@@ -352,7 +354,7 @@ class Norm:
                 running_mean.copy_(results[3])
                 running_var.copy_(results[4])
             return results
-        return None
+        return () if way == SMALL else None
 
     def _covers(
         self,
@@ -525,14 +527,6 @@ _L2_NORM = Norm("l2_norm", L2, "linalg_vector_norm")
 _L1_NORMALIZE = Norm("l1_normalize", L1, "norm.ScalarOpt_dim")
 
 
-def _or_explained(name: str, operator: Callable[[], Any], **arguments: Any) -> Any:
-    """PyTorch's operator, its errors with the names of the arguments."""
-    try:
-        return operator()
-    except ERRORS as error:
-        raise explain(error, name, **arguments) from None
-
-
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -544,16 +538,27 @@ def group_norm(
 ) -> Tensor:
     """torch.nn.functional.group_norm, and then the activation: "relu", "gelu", "gelu_tanh" or "silu"."""
     code = activation_code(activation)
+    done = None
     if num_groups != -1:
         done = _GROUP_NORM((GROUP, 0, 0, num_groups, eps, False, False, 0.0, code), not code, input, None,
                            weight, bias)
-        if done is not None:
+        if done:
             return done[0]
     if code:
         return activate(group_norm(input, num_groups, weight, bias, eps), activation)
-    return _or_explained(
-        "group_norm", lambda: torch.nn.functional.group_norm(input, num_groups, weight, bias, eps),
-        input=input, num_groups=num_groups, weight=weight, bias=bias, eps=eps)
+    try:
+        if done is not None and _has_more_than_one(input) and num_groups > 0:
+            return torch.group_norm(input, num_groups, weight, bias, eps)
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    except ERRORS as error:
+        raise explain(error, "group_norm", input=input, num_groups=num_groups, weight=weight, bias=bias,
+                      eps=eps) from None
+
+
+def _has_more_than_one(input: Tensor) -> bool:
+    """Values of each channel; otherwise torch.nn.functional has an error, which takes it 5 us to decide."""
+    shape = input.shape
+    return len(shape) > 1 and input.numel() > shape[1]
 
 
 def batch_norm(
@@ -572,17 +577,20 @@ def batch_norm(
     code = activation_code(activation)
     done = _BATCH_NORM((BATCH, 0, 0, 0, eps, False, not training, momentum, code), not code, input, None,
                        weight, bias, running_mean, running_var)
-    if done is not None:
+    if done:
         return done[0]
     if code:
         return activate(batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps),
                         activation)
-    return _or_explained(
-        "batch_norm",
-        lambda: torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training,
-                                               momentum, eps),
-        input=input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
-        training=training, momentum=momentum, eps=eps)
+    try:
+        if done is not None and _has_more_than_one(input) and eps > 0:
+            return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                                    eps, torch.backends.cudnn.enabled)
+        return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training,
+                                              momentum, eps)
+    except ERRORS as error:
+        raise explain(error, "batch_norm", input=input, running_mean=running_mean, running_var=running_var,
+                      weight=weight, bias=bias, training=training, momentum=momentum, eps=eps) from None
 
 
 def instance_norm(
@@ -603,12 +611,13 @@ def instance_norm(
             mark_as_changed(running_mean)  # which PyTorch does not do in batch_norm
             mark_as_changed(running_var)
         return done[0]
-    return _or_explained(
-        "instance_norm",
-        lambda: torch.nn.functional.instance_norm(input, running_mean, running_var, weight, bias,
-                                                  use_input_stats, momentum, eps),
-        input=input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
-        use_input_stats=use_input_stats, momentum=momentum, eps=eps)
+    try:
+        return torch.nn.functional.instance_norm(input, running_mean, running_var, weight, bias,
+                                                 use_input_stats, momentum, eps)
+    except ERRORS as error:
+        raise explain(error, "instance_norm", input=input, running_mean=running_mean,
+                      running_var=running_var, weight=weight, bias=bias, use_input_stats=use_input_stats,
+                      momentum=momentum, eps=eps) from None
 
 
 # ---- RMSNorm
@@ -682,9 +691,11 @@ def rms_norm(
         return done[0]
     if code:
         return activate(rms_norm(input, normalized_shape, weight, eps, dim=dim), activation)
-    return _or_explained(
-        "rms_norm", lambda: _rms_norm_of_torch(input, normalized_shape, weight, eps, dim),
-        input=input, normalized_shape=normalized_shape, weight=weight, eps=eps, dim=dim)
+    try:
+        return _rms_norm_of_torch(input, normalized_shape, weight, eps, dim)
+    except ERRORS as error:
+        raise explain(error, "rms_norm", input=input, normalized_shape=normalized_shape, weight=weight,
+                      eps=eps, dim=dim) from None
 
 
 def add_rms_norm(
@@ -700,8 +711,10 @@ def add_rms_norm(
     done = _call_rms_norm(input, residual, normalized_shape, weight, eps, code)
     if done is not None:
         return done[0], done[1]
-    total = _or_explained("add_rms_norm", lambda: torch.add(input, residual), input=input,
-                          residual=residual)
+    try:
+        total = torch.add(input, residual)
+    except ERRORS as error:
+        raise explain(error, "add_rms_norm", input=input, residual=residual) from None
     return rms_norm(total, normalized_shape, weight, eps, activation=activation), total
 
 
@@ -742,7 +755,10 @@ def l2_norm(input: Tensor, dim: Dim = 1, eps: float = 0.0) -> Tensor:
     done = _L2_NORM((L2, axis, axes, 0, eps, False, False, 0.0, 0), False, input, None, None, None)
     if done is not None:
         return done[0]
-    return _or_explained("l2_norm", lambda: _by_length(input, 2, dim, eps), input=input, dim=dim, eps=eps)
+    try:
+        return _by_length(input, 2, dim, eps)
+    except ERRORS as error:
+        raise explain(error, "l2_norm", input=input, dim=dim, eps=eps) from None
 
 
 def frobenius_norm(input: Tensor) -> Tensor:
@@ -751,7 +767,10 @@ def frobenius_norm(input: Tensor) -> Tensor:
         done = _L2_NORM((L2, 0, input.dim(), 0, 0.0, False, False, 0.0, 0), False, input, None, None, None)
         if done is not None:
             return done[0]
-    return _or_explained("frobenius_norm", lambda: input / torch.linalg.vector_norm(input), input=input)
+    try:
+        return input / torch.linalg.vector_norm(input)
+    except ERRORS as error:
+        raise explain(error, "frobenius_norm", input=input) from None
 
 
 def normalize(
@@ -768,6 +787,7 @@ def normalize(
         done = norm((norm.op, axis, axes, 0, eps, True, False, 0.0, 0), False, input, None, None, None)
         if done is not None:
             return done[0]
-    return _or_explained(
-        "normalize", lambda: torch.nn.functional.normalize(input, p, dim, eps, out),
-        input=input, p=p, dim=dim, eps=eps, out=out)
+    try:
+        return torch.nn.functional.normalize(input, p, dim, eps, out)
+    except ERRORS as error:
+        raise explain(error, "normalize", input=input, p=p, dim=dim, eps=eps, out=out) from None

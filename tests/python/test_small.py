@@ -5,7 +5,7 @@ from typing import Iterator
 import onepass
 import pytest
 import torch
-from conftest import AVG_POOL1D, L1_NORM, LAYER_NORM, SMALL_BY_DEFAULT, Pair
+from conftest import AVG_POOL1D, BATCH_NORM, GROUP_NORM, L1_NORM, LAYER_NORM, SMALL_BY_DEFAULT, Pair
 from onepass import _native
 
 
@@ -25,7 +25,12 @@ def largest(device: str) -> int:
     return SMALL_BY_DEFAULT[device == "cuda"]
 
 
-@pytest.mark.parametrize("pair", [LAYER_NORM, AVG_POOL1D], ids=["layer_norm", "avg_pool1d"])
+each_with_a_limit = pytest.mark.parametrize(
+    "pair", [LAYER_NORM, AVG_POOL1D, GROUP_NORM, BATCH_NORM],
+    ids=["layer_norm", "avg_pool1d", "group_norm", "batch_norm"])
+
+
+@each_with_a_limit
 def test_small_gradients_are_recorded_by_pytorch(pair: Pair, device: str) -> None:
     if pair is AVG_POOL1D and device == "cpu":
         pytest.skip("on a CPU onepass's takes less time")
@@ -35,8 +40,10 @@ def test_small_gradients_are_recorded_by_pytorch(pair: Pair, device: str) -> Non
     torch.testing.assert_close(y, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("pair", [LAYER_NORM, AVG_POOL1D], ids=["layer_norm", "avg_pool1d"])
+@each_with_a_limit
 def test_larger_ones_are_recorded_by_onepass(pair: Pair, device: str) -> None:
+    if pair in (GROUP_NORM, BATCH_NORM) and device == "cuda":
+        pytest.skip("not before there are kernels for them")
     x = torch.randn(largest(device) // 64 + 1, 64, device=device, requires_grad=True)
     assert recorded_by(pair[0](x)) != recorded_by(pair[1](x))
 
@@ -66,3 +73,17 @@ def test_errors_name_the_argument(device: str) -> None:
     x = torch.randn(4, 64, device=device, requires_grad=True)
     with pytest.raises(RuntimeError, match="normalized_shape"):
         onepass.functional.layer_norm(x, (63,))
+    with pytest.raises(RuntimeError, match="num_groups"):
+        onepass.functional.group_norm(x, 3)
+    with pytest.raises(ZeroDivisionError, match="num_groups"):
+        onepass.functional.group_norm(x, 0)
+    for call in (lambda x: onepass.functional.group_norm(x, 64), BATCH_NORM[0]):
+        with pytest.raises(ValueError, match="more than 1 value per channel.*input"):
+            call(x[:1])
+
+
+def test_small_batches_move_running_statistics_on(device: str) -> None:
+    x = torch.randn(4, 64, device=device, requires_grad=True)
+    ours, theirs = onepass.nn.BatchNorm1d(64).to(device), torch.nn.BatchNorm1d(64).to(device)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
