@@ -39,6 +39,9 @@ def pairs(device: str) -> Dict[str, Tuple[torch.Tensor, Callable[..., object], C
     lines = torch.randn(2, 2, 64, device=device)
     weight, bias = torch.ones(64, device=device), torch.zeros(64, device=device)
     modules = [nn.LayerNorm(64).to(device) for nn in (torch.nn, onepass.nn)]
+    rms_norms = [getattr(nn, "RMSNorm", onepass.nn.RMSNorm)(64).to(device)  # 2.4 has it first
+                 for nn in (torch.nn, onepass.nn)]
+    batch_norms = [nn.BatchNorm1d(2).to(device) for nn in (torch.nn, onepass.nn)]
     return {
         "functional.layer_norm": (
             x, lambda x: torch.nn.functional.layer_norm(x, (64,), weight, bias),
@@ -48,6 +51,12 @@ def pairs(device: str) -> Dict[str, Tuple[torch.Tensor, Callable[..., object], C
             lines, lambda x: torch.nn.functional.avg_pool1d(x, 8, 1, 4),
             lambda x: onepass.functional.avg_pool1d(x, 8, 1, 4)),
         "functional.l1_norm": (x, l1_norm_of_torch, onepass.functional.l1_norm),
+        "nn.RMSNorm": (x, rms_norms[0], rms_norms[1]),
+        "functional.group_norm": (
+            lines, lambda x: torch.nn.functional.group_norm(x, 2),
+            lambda x: onepass.functional.group_norm(x, 2)),
+        "nn.BatchNorm1d": (lines, batch_norms[0], batch_norms[1]),
+        "functional.normalize": (x, torch.nn.functional.normalize, onepass.functional.normalize),
     }
 
 
