@@ -75,7 +75,7 @@ foreach(family norm pool)
       COMMAND ${CMAKE_COMMAND} -DNVCC=${ONEPASS_NVCC} "-DFLAGS=${onepass_nvcc_flags};-DONEPASS_ELEMENT_${type}"
               -DSOURCE=${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu -DOUTPUT=${fatbin}
               -P ${PROJECT_SOURCE_DIR}/cmake/compile_kernels.cmake
-      DEPENDS src/${family}/kernels.cu src/${family}/cuda.h ${onepass_kernel_headers} src/core/tensor.h
+      DEPENDS src/${family}/kernels.cu src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h
               src/core/dtype.h include/onepass.h cmake/compile_kernels.cmake
       COMMENT "Compiling the ${family} kernels for ${type}" VERBATIM)
   endforeach()
@@ -86,7 +86,7 @@ set_source_files_properties(${PROJECT_BINARY_DIR}/kernels/embed.S PROPERTIES OBJ
 
 # ---- The host side -----------------------------------------------------------------------------------
 
-target_sources(onepass_objects PRIVATE src/cuda/device.c src/cuda/driver.c src/norm/cuda.c src/pool/cuda.c
+target_sources(onepass_objects PRIVATE src/cuda/device.c src/cuda/driver.c src/norm/cuda.c src/norm/cuda_cells.c src/pool/cuda.c
   ${PROJECT_BINARY_DIR}/kernels/embed.S)
 target_include_directories(onepass_objects SYSTEM PRIVATE ${ONEPASS_CUDA_INCLUDE})
 target_compile_definitions(onepass_objects PRIVATE ONEPASS_HAS_CUDA)

@@ -28,6 +28,7 @@ struct onepass_plan {
   } problem;
   union {
     onepass_norm_cuda norm;
+    onepass_cells_cuda cells;
     onepass_pool_cuda pool;
   } cuda;
 };

@@ -36,6 +36,11 @@ onepass_status onepass_norm_plan_cuda(struct onepass_plan *plan, onepass_cuda_ke
   return not_built();
 }
 
+onepass_status onepass_cells_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked) {
+  (void)plan, (void)asked;
+  return not_built();
+}
+
 onepass_status onepass_pool_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked) {
   (void)plan, (void)asked;
   return not_built();

@@ -1,6 +1,7 @@
 /* The normalization kernels for one element type, ELEMENT, which the build names. Every kernel's
  * name says what it is for; src/norm/cuda.c puts the same names together. */
 #include "norm/cuda_blocks.cuh"
+#include "norm/cuda_cells.cuh"
 #include "norm/cuda_passes.cuh"
 #include "norm/cuda_ring.cuh"
 #include "norm/cuda_stream.cuh"
@@ -162,3 +163,36 @@ FUSED_KERNELS(_f32, float)
 WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
 #endif
+
+#define CELLS_KERNEL(blocks, name, call)                              \
+  extern "C" __global__ void __launch_bounds__(CELLS_BLOCK, blocks)   \
+      cells_##name(const __grid_constant__ onepass_cells_args args) { \
+    call;                                                             \
+  }
+
+/* In two kinds: with residual, activation and dsum, or without. */
+#define CELLS_KERNELS(direction, suffix, BACKWARD, FUSED)                                         \
+  CELLS_KERNEL(2, runs_gather_##direction##suffix, (runs_gather<element, BACKWARD, FUSED>(args))) \
+  CELLS_KERNEL(2, runs_apply_##direction##suffix,                                                 \
+               (runs_apply < element, BACKWARD, FUSED, BACKWARD ? 2 : 4 > (args)))                \
+  CELLS_KERNEL(2, lanes_gather_##direction##suffix,                                               \
+               (lanes_gather<element, VECTOR, BACKWARD, FUSED>(args)))                            \
+  CELLS_KERNEL(2, lanes_apply_##direction##suffix,                                                \
+               (lanes_apply<element, VECTOR, BACKWARD, FUSED>(args)))
+
+/* Those for everything that is not aligned, or not dense at all. */
+#define CELLS_SLOW_KERNELS(direction, BACKWARD)                                                \
+  CELLS_KERNEL(2, scalar_gather_##direction, (lanes_gather<element, 1, BACKWARD, true>(args))) \
+  CELLS_KERNEL(2, scalar_apply_##direction, (lanes_apply<element, 1, BACKWARD, true>(args)))   \
+  CELLS_KERNEL(2, strided_gather_##direction, (any_gather<element, BACKWARD>(args)))           \
+  CELLS_KERNEL(2, strided_apply_##direction, (any_apply<element, BACKWARD>(args)))             \
+  CELLS_KERNEL(2, groups_merge_##direction, (groups_merge_##direction<element>(args)))         \
+  CELLS_KERNEL(2, channels_merge_##direction, (channels_merge_##direction<element>(args)))     \
+  CELLS_KERNEL(2, sum_batches_##direction, (sum_batches<element, BACKWARD>(args)))
+
+CELLS_KERNELS(forward, , false, false)
+CELLS_KERNELS(forward, _fused, false, true)
+CELLS_KERNELS(backward, , true, false)
+CELLS_KERNELS(backward, _fused, true, true)
+CELLS_SLOW_KERNELS(forward, false)
+CELLS_SLOW_KERNELS(backward, true)
