@@ -35,18 +35,19 @@ typedef struct onepass_cells_args {
   double eps, momentum, one_over_n;
   int32_t f32_weights; /* weight, bias and so on are f32 though x is f16 or bf16 */
   int32_t activation;
-  int32_t given;       /* the statistic is not that of x */
-  int32_t reads_sum;   /* apply: sum holds x + residual already */
-  int32_t moves;       /* running_mean and running_var are moved on */
-  int32_t team;        /* runs: threads that share a part; lanes: lanes that run across channels */
-  int32_t merge_team;  /* lanes that share a row of group_norm ... */
-  int32_t merge_cell;  /* ... and those of them that share a cell */
-  int64_t slice;       /* positions of a part */
-  int64_t segments;    /* parts of a cell; 0: nothing is gathered */
-  int64_t parts;       /* of a channel: segments of all (merged) batches */
-  int64_t apply_slice; /* lanes: positions of a block */
-  int64_t range_cells; /* runs: cells that lie one after the other: 1, a batch's or all */
-  onepass_divider by_positions, by_channels;
+  int32_t given;        /* the statistic is not that of x */
+  int32_t reads_sum;    /* apply: sum holds x + residual already */
+  int32_t moves;        /* running_mean and running_var are moved on */
+  int32_t team;         /* runs: threads that share a part; lanes: lanes that run across channels */
+  int32_t merge_team;   /* lanes that share a row of group_norm ... */
+  int32_t merge_cell;   /* ... and those of them that share a cell */
+  int64_t slice;        /* positions of a part */
+  int64_t segments;     /* parts of a cell; 0: nothing is gathered */
+  int64_t parts;        /* of a channel: segments of all (merged) batches */
+  int64_t apply_slice;  /* lanes: positions of a block */
+  int64_t range_cells;  /* runs: cells that lie one after the other: 1, a batch's or all */
+  int64_t apply_pieces; /* runs: blocks of a range; lanes: of a batch */
+  onepass_divider by_positions, by_channels, by_group;
   /* In the workspace. sums: [batch][segment][channel] of doubles (mean, squares) or, backward, of three
    * numbers of the type of sums. */
   void *sums;

@@ -44,7 +44,7 @@ __device__ inline T *cell_of(const void *base, const cells_args &a, int role, in
 template <class C>
 __device__ inline C *saved_of(const void *base, const cells_args &a, int role, int64_t batch,
                               unsigned channel) {
-  const unsigned row = a.groups ? channel / (unsigned)a.group_channels : channel;
+  const unsigned row = a.groups ? divide(channel, a.by_group) : channel;
   return cell_of<C>(base, a, role, batch, row);
 }
 
@@ -95,22 +95,48 @@ struct gather_numbers {
   C about[N], scale[N], bias[N];
 };
 
+/* Packs and numbers that wait in registers take turns in the first place: so a loop over them need not be
+ * unrolled, and long code is there once. */
+template <class P, int N>
+__device__ inline void rotate(P (&of)[N]) {
+  const P first = of[0];
+#pragma unroll
+  for (int k = 0; k + 1 < N; k++) of[k] = of[k + 1];
+  of[N - 1] = first;
+}
+
+/* One look at the activation for all of them. */
 template <class C, int N>
 __device__ inline void activate_all(int activation, C (&v)[N]) {
-  /* One look at the activation for all of them. */
+  if (sizeof(C) == 8 || activation == ONEPASS_GELU) { /* what takes long is there once */
+#pragma unroll 1
+    for (int j = 0; j < N; j++) {
+      v[0] = activate(sizeof(C) == 8 ? activation : (int)ONEPASS_GELU, v[0]);
+      rotate(v);
+    }
+    return;
+  }
 #define ONEPASS_CASE(which)                                                              \
   if (activation == which) {                                                             \
     _Pragma("unroll") for (int j = 0; j < N; j++) { v[j] = activate((int)which, v[j]); } \
   }
   ONEPASS_CASE(ONEPASS_RELU)
-  ONEPASS_CASE(ONEPASS_GELU)
   ONEPASS_CASE(ONEPASS_GELU_TANH)
   ONEPASS_CASE(ONEPASS_SILU)
 #undef ONEPASS_CASE
 }
 
 template <class C, int N>
-__device__ inline void multiply_by_slopes(int activation, C (&g)[N], const C (&before)[N]) {
+__device__ inline void multiply_by_slopes(int activation, C (&g)[N], C (&before)[N]) {
+  if (sizeof(C) == 8 || activation == ONEPASS_GELU || activation == ONEPASS_GELU_TANH) {
+#pragma unroll 1
+    for (int j = 0; j < N; j++) {
+      g[0] *= activation_slope(activation, before[0]);
+      rotate(g);
+      rotate(before);
+    }
+    return;
+  }
 #define ONEPASS_CASE(which)                            \
   if (activation == which) {                           \
     _Pragma("unroll") for (int j = 0; j < N; j++) {    \
@@ -118,8 +144,6 @@ __device__ inline void multiply_by_slopes(int activation, C (&g)[N], const C (&b
     }                                                  \
   }
   ONEPASS_CASE(ONEPASS_RELU)
-  ONEPASS_CASE(ONEPASS_GELU)
-  ONEPASS_CASE(ONEPASS_GELU_TANH)
   ONEPASS_CASE(ONEPASS_SILU)
 #undef ONEPASS_CASE
 }
@@ -133,16 +157,6 @@ __device__ inline pack<T, N> add_packs(const pack<T, N> &x, const pack<T, N> &re
 #pragma unroll
   for (int j = 0; j < N; j++) v[j] += r[j];
   return narrow_pack<C, T, N>(v);
-}
-
-/* Packs that wait in registers take turns in the first place: so a loop over them need not be unrolled,
- * and the activations' code is there once. */
-template <class P, int N>
-__device__ inline void rotate(P (&of)[N]) {
-  const P first = of[0];
-#pragma unroll
-  for (int k = 0; k + 1 < N; k++) of[k] = of[k + 1];
-  of[N - 1] = first;
 }
 
 /* All elements of a pack have numbers of their own (lanes) or the same ones. */
@@ -454,11 +468,10 @@ __device__ inline applied<T> applied_at(const cells_args &a, int64_t batch, int6
   return to;
 }
 
-/* What a number of the last step is at one place; the offsets are those of x, more, dsum, out and sum. */
+/* What a number of the last step is at one place; the offsets are those of x, more, sum or dsum, and out. */
 template <bool BACKWARD, bool FUSED, class T>
 __device__ inline void apply_one(const cells_args &a, const applied<T> &to, int64_t number,
-                                 int64_t x_at, int64_t more_at, int64_t dsum_at, int64_t out_at,
-                                 int64_t sum_at) {
+                                 int64_t x_at, int64_t more_at, int64_t beside_at, int64_t out_at) {
   typedef typename sums_of<T>::type C;
   const C before = BACKWARD && FUSED ? ((const C *)a.before)[number] : 0;
   results<BACKWARD, FUSED, C, 1> one;
@@ -466,12 +479,12 @@ __device__ inline void apply_one(const cells_args &a, const applied<T> &to, int6
   one.g[0] = to.more ? widen(to.more[more_at]) : (C)0;
   if (FUSED && !BACKWARD && to.more) {
     const T sum = narrow_to<T>::from(one.v[0] + one.g[0]);
-    if (to.sum) to.sum[sum_at] = sum;
+    if (to.sum) to.sum[beside_at] = sum;
     one.v[0] = widen(sum);
   }
   one.take(0, ((const cell_numbers<C> *)a.numbers)[number], before);
   one.finish(a.activation);
-  if (BACKWARD && FUSED && to.dsum) one.v[0] += widen(to.dsum[dsum_at]);
+  if (BACKWARD && FUSED && to.dsum) one.v[0] += widen(to.dsum[beside_at]);
   to.out[out_at] = narrow_to<T>::from(one.v[0]);
 }
 
@@ -484,8 +497,7 @@ __device__ inline void runs_apply(const cells_args &a) {
   const cell_numbers<C> *numbers = (const cell_numbers<C> *)a.numbers;
   const C *befores = (const C *)a.before;
   const int64_t length = a.range_cells * a.positions;
-  const unsigned pieces =
-      (unsigned)((length + VEC - 1 + VEC * CELLS_BLOCK * PACKS - 1) / (VEC * CELLS_BLOCK * PACKS));
+  const unsigned pieces = (unsigned)a.apply_pieces;
   const unsigned block = gridDim.x - 1 - blockIdx.x, range = block / pieces;
   const unsigned first_of_range = range * (unsigned)a.range_cells,
                  batch = divide(first_of_range, a.by_channels);
@@ -498,7 +510,9 @@ __device__ inline void runs_apply(const cells_args &a) {
   if (FUSED && to.sum) alike = alike && phase_of(to.sum) == phase;
   /* The first position of the block's first slot, the cell it is in, and where there. */
   const int64_t position = (int64_t)(block % pieces) * (VEC * CELLS_BLOCK * PACKS) - phase;
-  const int64_t first_cell = position > 0 ? position / a.positions : 0;
+  const int64_t first_cell = position <= 0            ? 0
+                             : position <= 0x7fffffff ? divide((unsigned)position, a.by_positions)
+                                                      : position / a.positions;
   const int inside = (int)(position - first_cell * a.positions), positions = (int)a.positions;
   const unsigned cell = first_of_range + (unsigned)first_cell;
   const int64_t left = length - position; /* positions from there to the end */
@@ -516,7 +530,7 @@ __device__ inline void runs_apply(const cells_args &a) {
     if (BACKWARD || (FUSED && to.more)) more_of[k] = load_pack<T, VEC>(to.more + at);
     if (BACKWARD && FUSED && to.dsum) dsum_of[k] = load_pack<T, VEC>(to.dsum + at);
   }
-#pragma unroll(FUSED ? 1 : PACKS)
+#pragma unroll 1
   for (int k = 0; k < PACKS; k++) {
     const int at = (int)(threadIdx.x + k * CELLS_BLOCK) * VEC;
     if (at >= left) break;
@@ -525,7 +539,7 @@ __device__ inline void runs_apply(const cells_args &a) {
       for (int i = at; i < at + VEC; i++) {
         if (position + i < 0 || i >= left) continue;
         const unsigned of = cell + divide((unsigned)(inside + i), a.by_positions);
-        apply_one<BACKWARD, FUSED>(a, to, numbers_at(a, of), i, i, i, i, i);
+        apply_one<BACKWARD, FUSED>(a, to, numbers_at(a, of), i, i, i, i);
       }
     } else {
       results<BACKWARD, FUSED, C, VEC> all;
@@ -533,8 +547,8 @@ __device__ inline void runs_apply(const cells_args &a) {
         x_of[0] = add_packs<T, C>(x_of[0], more_of[0]);
         if (to.sum) store_pack(to.sum + at, x_of[0]);
       }
-      widen_pack(all.v, x_of[FUSED ? 0 : k]);
-      if (BACKWARD) widen_pack(all.g, more_of[FUSED ? 0 : k]);
+      widen_pack(all.v, x_of[0]);
+      if (BACKWARD) widen_pack(all.g, more_of[0]);
       unsigned of = divide((unsigned)(inside + at), a.by_positions);
       int in_cell = inside + at - (int)of * positions;
       of += cell;
@@ -565,11 +579,9 @@ __device__ inline void runs_apply(const cells_args &a) {
       }
       store_pack(to.out + at, narrow_pack<C, T, VEC>(all.v));
     }
-    if (FUSED) {
-      rotate(x_of);
-      rotate(more_of);
-      if (BACKWARD) rotate(dsum_of);
-    }
+    rotate(x_of);
+    if (BACKWARD || FUSED) rotate(more_of);
+    if (BACKWARD && FUSED) rotate(dsum_of);
   }
 }
 
@@ -582,16 +594,16 @@ struct lanes_place {
   int64_t channel, batch, begin, end;
   int64_t piece; /* of all batches */
   bool active;
-  __device__ lanes_place(const cells_args &a, unsigned block, int64_t slice) {
+  __device__ lanes_place(const cells_args &a, unsigned block, int64_t slice, unsigned pieces) {
     lane = threadIdx.x % a.team;
     first = threadIdx.x / a.team;
     step = CELLS_BLOCK / a.team;
     const unsigned strip = a.team * VEC, strips = ((unsigned)a.channels + strip - 1) / strip;
-    const unsigned pieces = (unsigned)((a.positions + slice - 1) / slice);
-    piece = block / strips;
+    const unsigned of_all = block / strips, of_batch = of_all % pieces;
+    piece = of_all;
     channel = (int64_t)(block % strips) * strip + lane * VEC;
-    batch = piece / pieces;
-    begin = piece % pieces * slice;
+    batch = of_all / pieces;
+    begin = of_batch * slice;
     end = begin + slice < a.positions ? begin + slice : a.positions;
     active = channel < a.channels;
   }
@@ -604,7 +616,7 @@ __device__ inline void lanes_gather(const cells_args &a) {
   const int AHEAD = FUSED || (BACKWARD && VEC == 8) ? 2 : 4;
   __shared__ C shared[SUMS][CELLS_WARPS][WARP * VEC];
   __shared__ C abouts[WARP * VEC];
-  const lanes_place<T, VEC> at(a, blockIdx.x, a.slice);
+  const lanes_place<T, VEC> at(a, blockIdx.x, a.slice, (unsigned)a.segments);
   const T *x = cell_of<T>(a.at.x, a, ONEPASS_ROLE_X, at.batch, at.channel);
   int64_t x_step = a.stride[ONEPASS_ROLE_X][ONEPASS_OF_POSITIONS];
   const int64_t dy_step = a.stride[ONEPASS_ROLE_DY][ONEPASS_OF_POSITIONS],
@@ -674,9 +686,8 @@ __device__ inline void lanes_gather(const cells_args &a) {
       }
     }
     /* The lanes of a warp that have the same channels, then the warps. */
-#pragma unroll
-    for (int mask = WARP / 2; mask > 0; mask /= 2) {
-      if (mask < a.team) continue;
+#pragma unroll 1
+    for (int mask = WARP / 2; mask >= a.team; mask /= 2) {
 #pragma unroll
       for (int j = 0; j < VEC; j++) mine[j].merge(mine[j].of_lane(mask));
     }
@@ -741,7 +752,8 @@ template <class T, int VEC, bool BACKWARD, bool FUSED>
 __device__ inline void lanes_apply(const cells_args &a) {
   typedef typename sums_of<T>::type C;
   const int AHEAD = FUSED || BACKWARD ? 2 : 4;
-  const lanes_place<T, VEC> at(a, gridDim.x - 1 - blockIdx.x, a.apply_slice);
+  const lanes_place<T, VEC> at(a, gridDim.x - 1 - blockIdx.x, a.apply_slice,
+                               (unsigned)a.apply_pieces);
   if (!at.active) return;
   const applied<T> to = applied_at<T, BACKWARD, FUSED>(a, at.batch, at.channel);
   const int64_t
@@ -802,6 +814,25 @@ __device__ inline void lanes_apply(const cells_args &a) {
 
 /* ---- Any strides: a block takes cell after cell, element by element -------------------------- */
 
+/* Where an element of a cell is in x, in what is added to it or dy, in sum or dsum, and in the result. */
+struct element_offsets {
+  int64_t x, more, beside, out;
+  __device__ element_offsets(const cells_args &a, int64_t position, int x_role, int more_role,
+                             int beside_role, int out_role) {
+    x = more = beside = out = 0;
+#pragma unroll 1
+    for (int axis = a.spatial.ndim - 1; axis >= 0; axis--) {
+      const int64_t left = axis ? position / a.spatial.size[axis] : 0,
+                    here = position - left * a.spatial.size[axis];
+      x += here * a.spatial.stride[x_role][axis];
+      more += here * a.spatial.stride[more_role][axis];
+      beside += here * a.spatial.stride[beside_role][axis];
+      out += here * a.spatial.stride[out_role][axis];
+      position = left;
+    }
+  }
+};
+
 template <class T, bool BACKWARD>
 __device__ inline void any_gather(const cells_args &a) {
   typedef typename sums_of<T>::type C;
@@ -830,11 +861,11 @@ __device__ inline void any_gather(const cells_args &a) {
       plain_sums<C, SUMS> mine[1];
       mine[0].clear();
       for (int64_t i = threadIdx.x; i < a.positions; i += CELLS_BLOCK) {
-        const int64_t residual_at = residual ? offset_on(a.spatial, ONEPASS_ROLE_RESIDUAL, i) : 0;
-        C v[1] = {summed_at(x, residual, offset_on(a.spatial, x_role, i), residual_at)};
-        C g[1] = {BACKWARD ? widen(dy[offset_on(a.spatial, ONEPASS_ROLE_DY, i)]) : (C)0};
-        if (!BACKWARD && sum && residual)
-          sum[offset_on(a.spatial, ONEPASS_ROLE_SUM, i)] = narrow_to<T>::from(v[0]);
+        const element_offsets at(a, i, x_role, BACKWARD ? ONEPASS_ROLE_DY : ONEPASS_ROLE_RESIDUAL,
+                                 ONEPASS_ROLE_SUM, ONEPASS_ROLE_SUM);
+        C v[1] = {summed_at(x, residual, at.x, at.more)},
+          g[1] = {BACKWARD ? widen(dy[at.more]) : (C)0};
+        if (!BACKWARD && sum && residual) sum[at.out] = narrow_to<T>::from(v[0]);
         add_pack<BACKWARD, true>(mine, v, g, with, a.activation);
       }
       const plain_sums<C, SUMS> all = sum_block(mine[0], of_warps[round]);
@@ -860,12 +891,11 @@ __device__ inline void any_apply(const cells_args &a) {
     const applied<T> to = applied_at<T, BACKWARD, true>(a, batch, channel);
     const int64_t number = a.groups ? cell : channel;
     for (int64_t i = threadIdx.x; i < a.positions; i += CELLS_BLOCK) {
-      apply_one<BACKWARD, true>(
-          a, to, number, offset_on(a.spatial, a.reads_sum ? ONEPASS_ROLE_SUM : ONEPASS_ROLE_X, i),
-          to.more ? offset_on(a.spatial, BACKWARD ? ONEPASS_ROLE_DY : ONEPASS_ROLE_RESIDUAL, i) : 0,
-          to.dsum ? offset_on(a.spatial, ONEPASS_ROLE_DSUM, i) : 0,
-          offset_on(a.spatial, BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y, i),
-          to.sum ? offset_on(a.spatial, ONEPASS_ROLE_SUM, i) : 0);
+      const element_offsets at(a, i, a.reads_sum ? ONEPASS_ROLE_SUM : ONEPASS_ROLE_X,
+                               BACKWARD ? ONEPASS_ROLE_DY : ONEPASS_ROLE_RESIDUAL,
+                               BACKWARD ? ONEPASS_ROLE_DSUM : ONEPASS_ROLE_SUM,
+                               BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y);
+      apply_one<BACKWARD, true>(a, to, number, at.x, at.more, at.beside, at.out);
     }
   }
 }
@@ -949,7 +979,8 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   const int team = a.merge_team, lane = threadIdx.x % team;
   const int64_t row = (int64_t)blockIdx.x * (CELLS_BLOCK / team) + threadIdx.x / team;
   const bool there = row < a.batches * a.groups;
-  const int64_t batch = row / a.groups, group = row % a.groups, width = a.group_channels;
+  const int64_t batch = (unsigned)row / (unsigned)a.groups, group = row - batch * a.groups,
+                width = a.group_channels;
   const double *sums =
       (const double *)a.sums + (batch * a.segments * a.channels + group * width) * 2;
   const int64_t parts = there ? width * a.segments : 0; /* segment by segment */
@@ -957,6 +988,7 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   plain_sums<double, 1> apart;
   mine.clear();
   apart.clear();
+#pragma unroll 1
   for (int64_t i = lane; i < parts; i += team) {
     const unsigned segment = (unsigned)i / (unsigned)width;
     const double *part = sums + (segment * a.channels + (i - segment * width)) * 2;
@@ -965,6 +997,7 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   }
   mine = sum_lanes(mine, team);
   double mean = mine.v[0] * a.one_over_n;
+#pragma unroll 1
   for (int64_t i = lane; i < parts; i += team) {
     const unsigned segment = (unsigned)i / (unsigned)width;
     const double *part = sums + (segment * a.channels + (i - segment * width)) * 2;
@@ -978,6 +1011,7 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
     variance = channel_number<T>(a.at.running_var, a, ONEPASS_ROLE_RUNNING_VAR, group, 0);
   }
   const channel_scale<C> result(a, mean, variance);
+#pragma unroll 1
   for (int64_t i = lane; i < width; i += team)
     store_forward<T>(a, batch * a.channels + group * width + i, group * width + i, result);
   if (lane != 0) return;
@@ -997,7 +1031,8 @@ __device__ inline void groups_merge_backward(const cells_args &a) {
   const int of_cell = a.merge_cell, within = lane % of_cell, at_once = team / of_cell;
   const int64_t row = (int64_t)blockIdx.x * (CELLS_BLOCK / team) + threadIdx.x / team;
   const bool there = row < a.batches * a.groups;
-  const int64_t batch = row / a.groups, group = row % a.groups, width = a.group_channels;
+  const int64_t batch = (unsigned)row / (unsigned)a.groups, group = row - batch * a.groups,
+                width = a.group_channels;
   C *sums = (C *)a.sums + (batch * a.segments * a.channels + group * width) * 3;
   plain_sums<double, 3> mine;
   mine.clear();
@@ -1006,6 +1041,7 @@ __device__ inline void groups_merge_backward(const cells_args &a) {
     plain_sums<double, 3> cell;
     cell.clear();
     if (there && i < width) {
+#pragma unroll 2
       for (int64_t segment = within; segment < a.segments; segment += of_cell) {
 #pragma unroll
         for (int k = 0; k < 3; k++) cell.v[k] += sums[(segment * a.channels + i) * 3 + k];
@@ -1027,6 +1063,7 @@ __device__ inline void groups_merge_backward(const cells_args &a) {
   const C mean = *cell_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, batch, group),
           rstd = *cell_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, batch, group);
   const row_slopes slopes(a, rstd, mine.v[0], mine.v[1], mine.v[2]);
+#pragma unroll 1
   for (int64_t i = lane; i < width; i += team) {
     store_backward<T>(a, batch * a.channels + group * width + i, group * width + i, mean, rstd,
                       slopes);

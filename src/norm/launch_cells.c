@@ -108,8 +108,8 @@ static bool choose_runs(choice *c) {
   l->parts = c->batches * l->segments;
   l->gather_grid = onepass_divide_up(c->cells * l->segments, BLOCK / l->team);
   const int64_t packs = BLOCK * (c->p->backward ? BACKWARD_PACKS : FORWARD_PACKS);
-  l->apply_grid = c->cells / l->range_cells *
-                  onepass_divide_up(l->range_cells * c->spatial + c->vec - 1, packs * c->vec);
+  l->apply_pieces = onepass_divide_up(l->range_cells * c->spatial + c->vec - 1, packs * c->vec);
+  l->apply_grid = c->cells / l->range_cells * l->apply_pieces;
   return c->cells * l->segments <= INT32_MAX && l->apply_grid <= INT32_MAX;
 }
 
@@ -153,7 +153,8 @@ static bool choose_lanes(choice *c) {
   l->parts = batches * l->segments;
   l->gather_grid = strips * l->parts;
   l->apply_slice = positions_of_block(l->positions, threads, others, 8 * c->chip, 4, 32);
-  l->apply_grid = others * onepass_divide_up(l->positions, l->apply_slice);
+  l->apply_pieces = onepass_divide_up(l->positions, l->apply_slice);
+  l->apply_grid = others * l->apply_pieces;
   return l->gather_grid <= INT32_MAX && l->apply_grid <= INT32_MAX;
 }
 

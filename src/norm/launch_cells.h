@@ -14,7 +14,7 @@ typedef struct onepass_cells_launch {
   bool as_one; /* lanes: positions of all batches are taken as those of one */
   /* As in onepass_cells_args. */
   int32_t team, merge_team, merge_cell;
-  int64_t positions, slice, segments, parts, apply_slice, range_cells;
+  int64_t positions, slice, segments, parts, apply_slice, apply_pieces, range_cells;
   /* Where things are in the workspace. */
   size_t sums_at, numbers_at, before_at, rows_at, workspace;
 } onepass_cells_launch;
