@@ -36,6 +36,8 @@ typedef struct onepass_cells_args {
   int32_t f32_weights; /* weight, bias and so on are f32 though x is f16 or bf16 */
   int32_t activation;
   int32_t given;        /* the statistic is not that of x */
+  int32_t direct;       /* ... and apply takes it from running_mean and running_var itself */
+  int32_t streams;      /* results leave the cache first */
   int32_t reads_sum;    /* apply: sum holds x + residual already */
   int32_t moves;        /* running_mean and running_var are moved on */
   int32_t team;         /* runs: threads that share a part; lanes: lanes that run across channels */

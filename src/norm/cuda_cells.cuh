@@ -412,6 +412,46 @@ __device__ inline unsigned numbers_at(const cells_args &a, unsigned cell) {
   return a.groups ? cell : cell - divide(cell, a.by_channels) * (unsigned)a.channels;
 }
 
+/* What a row's mean and variance make of its elements. */
+template <class C>
+struct channel_scale {
+  C shift, scale, offset; /* z = (x - shift) * scale + offset */
+  __device__ channel_scale(const cells_args &a, double mean, double variance) {
+    scale = one_over_root((C)(variance + a.eps));
+    shift = (C)mean;
+    offset = (C)((double)shift - mean) * scale;
+  }
+};
+
+template <class T, class C>
+__device__ inline cell_numbers<C> forward_numbers(const cells_args &a, int64_t channel,
+                                                  const channel_scale<C> &row) {
+  const C weight = channel_number<T>(a.at.weight, a, ONEPASS_ROLE_WEIGHT, channel, 1),
+          bias = channel_number<T>(a.at.bias, a, ONEPASS_ROLE_BIAS, channel, 0);
+  return {row.shift, row.scale * weight, 0, row.offset * weight + bias};
+}
+
+/* Where the statistic is given, nothing need have been done before. */
+template <bool BACKWARD, class T, class C>
+__device__ inline cell_numbers<C> numbers_of(const cells_args &a, int64_t number) {
+  if (BACKWARD || !a.direct) return ((const cell_numbers<C> *)a.numbers)[number];
+  return forward_numbers<T>(
+      a, number,
+      channel_scale<C>(
+          a, channel_number<T>(a.at.running_mean, a, ONEPASS_ROLE_RUNNING_MEAN, number, 0),
+          channel_number<T>(a.at.running_var, a, ONEPASS_ROLE_RUNNING_VAR, number, 0)));
+}
+
+/* Results that do not push x out of the cache, if it may still be there. */
+template <class T, int N>
+__device__ inline void store_result(const cells_args &a, T *to, const pack<T, N> &value) {
+  if (a.streams) {
+    store_streaming(to, value);
+  } else {
+    store_pack(to, value);
+  }
+}
+
 /* Elements in the last step: what the numbers of their cells make of them, and then the activation for all
  * of them, so that its code is there once. */
 template <bool BACKWARD, bool FUSED, class C, int N>
@@ -426,6 +466,15 @@ struct results {
       by_dy[j] = with.by_dy;
     } else if constexpr (BACKWARD) {
       v[j] = g[j] * with.by_dy + v[j];
+    }
+  }
+  __device__ void
+  next() { /* the next one becomes the first; after N times all are where they were */
+    rotate(v);
+    if (BACKWARD) rotate(g);
+    if constexpr (BACKWARD && FUSED) {
+      rotate(at);
+      rotate(by_dy);
     }
   }
   __device__ void finish(int activation) {
@@ -482,7 +531,7 @@ __device__ inline void apply_one(const cells_args &a, const applied<T> &to, int6
     if (to.sum) to.sum[beside_at] = sum;
     one.v[0] = widen(sum);
   }
-  one.take(0, ((const cell_numbers<C> *)a.numbers)[number], before);
+  one.take(0, numbers_of<BACKWARD, T, C>(a, number), before);
   one.finish(a.activation);
   if (BACKWARD && FUSED && to.dsum) one.v[0] += widen(to.dsum[beside_at]);
   to.out[out_at] = narrow_to<T>::from(one.v[0]);
@@ -494,7 +543,6 @@ template <class T, bool BACKWARD, bool FUSED, int PACKS>
 __device__ inline void runs_apply(const cells_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count;
-  const cell_numbers<C> *numbers = (const cell_numbers<C> *)a.numbers;
   const C *befores = (const C *)a.before;
   const int64_t length = a.range_cells * a.positions;
   const unsigned pieces = (unsigned)a.apply_pieces;
@@ -553,21 +601,22 @@ __device__ inline void runs_apply(const cells_args &a) {
       int in_cell = inside + at - (int)of * positions;
       of += cell;
       unsigned number = numbers_at(a, of);
-      cell_numbers<C> with = numbers[number];
+      cell_numbers<C> with = numbers_of<BACKWARD, T, C>(a, number);
       C before = BACKWARD && FUSED ? befores[number] : 0;
       if (in_cell + VEC <= positions) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) all.take(j, with, before);
       } else {
-#pragma unroll
+#pragma unroll 1
         for (int j = 0; j < VEC; j++, in_cell++) {
           if (in_cell == positions) {
             in_cell = 0;
             number = numbers_at(a, ++of);
-            with = numbers[number];
+            with = numbers_of<BACKWARD, T, C>(a, number);
             if (BACKWARD && FUSED) before = befores[number];
           }
-          all.take(j, with, before);
+          all.take(0, with, before);
+          all.next();
         }
       }
       all.finish(a.activation);
@@ -577,7 +626,7 @@ __device__ inline void runs_apply(const cells_args &a) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) all.v[j] += more[j];
       }
-      store_pack(to.out + at, narrow_pack<C, T, VEC>(all.v));
+      store_result(a, to.out + at, narrow_pack<C, T, VEC>(all.v));
     }
     rotate(x_of);
     if (BACKWARD || FUSED) rotate(more_of);
@@ -767,11 +816,19 @@ __device__ inline void lanes_apply(const cells_args &a) {
   const int64_t number = (a.groups ? at.batch * a.channels : 0) + at.channel;
   cell_numbers<C> with[VEC];
   C before[VEC];
+  if (!BACKWARD && a.direct) {
+#pragma unroll 1
+    for (int j = 0; j < VEC; j++) {
+      with[0] = numbers_of<BACKWARD, T, C>(a, number + j);
+      rotate(with);
+    }
+  } else {
 #pragma unroll
-  for (int j = 0; j < VEC; j++) {
-    with[j] = ((const cell_numbers<C> *)a.numbers)[number + j];
-    before[j] = BACKWARD && FUSED ? ((const C *)a.before)[number + j] : 0;
+    for (int j = 0; j < VEC; j++) with[j] = ((const cell_numbers<C> *)a.numbers)[number + j];
   }
+#pragma unroll
+  for (int j = 0; j < VEC; j++)
+    before[j] = BACKWARD && FUSED ? ((const C *)a.before)[number + j] : 0;
   for (int64_t start = at.begin + at.first; start < at.end; start += AHEAD * at.step) {
     pack<T, VEC> x_of[AHEAD], more_of[AHEAD], dsum_of[AHEAD];
 #pragma unroll
@@ -802,7 +859,7 @@ __device__ inline void lanes_apply(const cells_args &a) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) all.v[j] += more[j];
       }
-      store_pack(to.out + p * out_step, narrow_pack<C, T, VEC>(all.v));
+      store_result(a, to.out + p * out_step, narrow_pack<C, T, VEC>(all.v));
       if (FUSED) {
         rotate(x_of);
         rotate(more_of);
@@ -906,16 +963,6 @@ __device__ inline double elements_of_part(const cells_args &a, int64_t segment) 
   return (double)(segment + 1 < a.segments ? a.slice : a.positions - segment * a.slice);
 }
 
-template <class C>
-struct channel_scale {
-  C shift, scale, offset; /* z = (x - shift) * scale + offset */
-  __device__ channel_scale(const cells_args &a, double mean, double variance) {
-    scale = one_over_root((C)(variance + a.eps));
-    shift = (C)mean;
-    offset = (C)((double)shift - mean) * scale;
-  }
-};
-
 /* z as in channel_scale, but with the saved mean and rstd; dx = g * weight * rstd + z * by_z + constant. */
 struct row_slopes {
   double offset, by_z, constant;
@@ -927,15 +974,6 @@ struct row_slopes {
     constant = -rstd * sum * a.one_over_n;
   }
 };
-
-template <class T, class C>
-__device__ inline void store_forward(const cells_args &a, int64_t number, int64_t channel,
-                                     const channel_scale<C> &row) {
-  const C weight = channel_number<T>(a.at.weight, a, ONEPASS_ROLE_WEIGHT, channel, 1),
-          bias = channel_number<T>(a.at.bias, a, ONEPASS_ROLE_BIAS, channel, 0);
-  const cell_numbers<C> with = {row.shift, row.scale * weight, 0, row.offset * weight + bias};
-  ((cell_numbers<C> *)a.numbers)[number] = with;
-}
 
 template <class T, class C>
 __device__ inline void store_backward(const cells_args &a, int64_t number, int64_t channel, C mean,
@@ -988,7 +1026,7 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   plain_sums<double, 1> apart;
   mine.clear();
   apart.clear();
-#pragma unroll 1
+#pragma unroll 2
   for (int64_t i = lane; i < parts; i += team) {
     const unsigned segment = (unsigned)i / (unsigned)width;
     const double *part = sums + (segment * a.channels + (i - segment * width)) * 2;
@@ -997,7 +1035,7 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   }
   mine = sum_lanes(mine, team);
   double mean = mine.v[0] * a.one_over_n;
-#pragma unroll 1
+#pragma unroll 2
   for (int64_t i = lane; i < parts; i += team) {
     const unsigned segment = (unsigned)i / (unsigned)width;
     const double *part = sums + (segment * a.channels + (i - segment * width)) * 2;
@@ -1013,7 +1051,8 @@ __device__ inline void groups_merge_forward(const cells_args &a) {
   const channel_scale<C> result(a, mean, variance);
 #pragma unroll 1
   for (int64_t i = lane; i < width; i += team)
-    store_forward<T>(a, batch * a.channels + group * width + i, group * width + i, result);
+    ((cell_numbers<C> *)a.numbers)[batch * a.channels + group * width + i] =
+        forward_numbers<T>(a, group * width + i, result);
   if (lane != 0) return;
   save_row(a, batch, group, mean, result.scale);
   if (a.moves) {
@@ -1121,7 +1160,7 @@ __device__ inline void channels_merge_forward(const cells_args &a) {
     variance = channel_number<T>(a.at.running_var, a, ONEPASS_ROLE_RUNNING_VAR, channel, 0);
   }
   const channel_scale<C> result(a, mean, variance);
-  store_forward<T>(a, channel, channel, result);
+  ((cell_numbers<C> *)a.numbers)[channel] = forward_numbers<T>(a, channel, result);
   save_row(a, 0, channel, mean, result.scale);
   if (a.moves) move_running<T>(a, channel, mean, unbiased(a, variance));
 }

@@ -20,6 +20,7 @@ typedef struct choice {
   const onepass_norm_problem *p;
   const onepass_layouts *layouts;
   int64_t chip; /* multiprocessors */
+  int64_t l2;
   bool aligned;
   int64_t batches, channels, spatial, cells;
   int64_t size, vec; /* of an element; elements in 16 bytes */
@@ -232,6 +233,10 @@ static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
   if (c->p->use_running && (!c->p->backward || !sums_weights(c))) {
     l->gather_grid = l->segments = l->parts = 0;
   }
+  l->streams = c->cells * c->spatial * c->size <= 4 * c->l2;
+  l->direct = !c->p->backward && c->p->use_running && !onepass_has(c->layouts, ONEPASS_ROLE_MEAN) &&
+              !onepass_has(c->layouts, ONEPASS_ROLE_RSTD);
+  if (l->direct) return true;
   choose_merge(c);
   reserve_workspace(c);
   return true;
@@ -244,6 +249,7 @@ bool onepass_cells_choose(const onepass_norm_problem *problem, const onepass_lay
   choice c = {.p = problem,
               .layouts = layouts,
               .chip = device->multiprocessors,
+              .l2 = device->l2,
               .aligned = aligned,
               .batches = problem->batches,
               .channels = problem->channels,

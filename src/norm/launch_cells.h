@@ -11,7 +11,9 @@ typedef struct onepass_cells_launch {
   bool vector;                /* lanes: 16 bytes at a time */
   /* Blocks of each step; 0: there is no such step. All have ONEPASS_CELLS_BLOCK threads. */
   int64_t gather_grid, merge_grid, sum_grid, apply_grid;
-  bool as_one; /* lanes: positions of all batches are taken as those of one */
+  bool direct;  /* apply finds the statistic by itself */
+  bool streams; /* x may still be in the cache when apply reads it */
+  bool as_one;  /* lanes: positions of all batches are taken as those of one */
   /* As in onepass_cells_args. */
   int32_t team, merge_team, merge_cell;
   int64_t positions, slice, segments, parts, apply_slice, apply_pieces, range_cells;

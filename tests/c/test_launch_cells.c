@@ -19,7 +19,15 @@ typedef enum arrangement {
 static const char *const arrangement_names[] = {"compact",     "channels last", "sliced",
                                                 "sliced last", "pitched",       "spread"};
 
-enum { WEIGHTS = 1, SUMMED = 2, RUNNING = 4, GIVEN = 8, RESIDUAL = 16, ALL_EXTRAS = 32 };
+enum {
+  WEIGHTS = 1,
+  SUMMED = 2,
+  RUNNING = 4,
+  GIVEN = 8,
+  RESIDUAL = 16,
+  SAVED = 32,
+  ALL_EXTRAS = 64
+};
 
 typedef struct cells_case {
   bool grouped, backward;
@@ -83,8 +91,8 @@ static void make(cells_trial *t) {
                                    .weight = of->extras & WEIGHTS ? &by_channel : NULL,
                                    .bias = !back && (of->extras & WEIGHTS) ? &by_channel : NULL,
                                    .y = back ? NULL : &x,
-                                   .mean = &saved,
-                                   .rstd = &saved,
+                                   .mean = back || (of->extras & SAVED) ? &saved : NULL,
+                                   .rstd = back || (of->extras & SAVED) ? &saved : NULL,
                                    .dy = back ? &x : NULL,
                                    .dx = back ? &x : NULL,
                                    .dweight = back && (of->extras & SUMMED) ? &by_channel : NULL,
@@ -213,8 +221,13 @@ static void expect_choice(cells_trial *t) {
   CELLS(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   CELLS(l->gather_grid >= 0 && l->gather_grid <= INT32_MAX);
   CELLS(l->apply_grid >= 0 && l->apply_grid <= INT32_MAX);
-  expect_merge(t);
-  expect_workspace(t);
+  CELLS(l->direct == (!t->of.backward && (t->of.extras & GIVEN) && !(t->of.extras & SAVED)));
+  if (l->direct) {
+    CELLS(l->workspace == 0 && l->merge_grid == 0 && l->sum_grid == 0);
+  } else {
+    expect_merge(t);
+    expect_workspace(t);
+  }
   const bool given = t->of.extras & GIVEN,
              gathers = !given || (t->of.backward && (t->of.extras & SUMMED));
   CELLS((l->gather_grid > 0) == (gathers && t->cells * t->spatial > 0));
