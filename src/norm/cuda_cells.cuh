@@ -107,7 +107,7 @@ __device__ inline void rotate(P (&of)[N]) {
 
 /* One look at the activation for all of them. */
 template <class C, int N>
-__device__ inline void activate_all(int activation, C (&v)[N]) {
+__device__ inline void activate_pack(int activation, C (&v)[N]) {
   if (sizeof(C) == 8 || activation == ONEPASS_GELU) { /* what takes long is there once */
 #pragma unroll 1
     for (int j = 0; j < N; j++) {
@@ -483,7 +483,7 @@ struct results {
 #pragma unroll
       for (int j = 0; j < N; j++) v[j] = g[j] * by_dy[j] + v[j];
     } else if constexpr (FUSED) {
-      activate_all(activation, v);
+      activate_pack(activation, v);
     }
   }
 };
