@@ -800,7 +800,8 @@ __device__ inline void lanes_gather(const cells_args &a) {
 template <class T, int VEC, bool BACKWARD, bool FUSED>
 __device__ inline void lanes_apply(const cells_args &a) {
   typedef typename sums_of<T>::type C;
-  const int AHEAD = FUSED || BACKWARD ? 2 : 4;
+  /* Positions that are loaded together: as many as there are registers for. */
+  const int AHEAD = BACKWARD && FUSED && VEC == 8 ? 1 : FUSED || BACKWARD ? 2 : 4;
   const lanes_place<T, VEC> at(a, gridDim.x - 1 - blockIdx.x, a.apply_slice,
                                (unsigned)a.apply_pieces);
   if (!at.active) return;
