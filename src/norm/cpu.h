@@ -28,7 +28,8 @@ static inline int64_t onepass_divide_up(int64_t a, int64_t b) { return a / b + (
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
  *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or, centered,
  *             b: sum of (x - mean)²                      b: sum of g z    c: sum of z
- *                                                        with z = (x - saved mean) * rstd */
+ *             c: above 0 if a and b                      with z = (x - saved mean) * rstd
+ *             met Inf and no NaN */
 typedef struct onepass_row_sums {
   double a, b, c;
 } onepass_row_sums;
@@ -39,9 +40,9 @@ typedef struct onepass_row_sums {
 typedef struct onepass_row_scale {
   double shift, scale, offset;
   bool centered;
-  double denominator; /* ABS */
+  double denominator; /* ABS and lengths */
   double mean, rstd;  /* MOMENTS: to be saved */
-  bool exact;         /* ABS: scale would not be a normal number: divide in double instead */
+  bool exact;         /* of those scale would not be a normal number: divide in double instead */
   const void *soon_x; /* if not NULL: as many elements as are applied now, wanted next */
 } onepass_row_scale;
 
@@ -117,6 +118,7 @@ static inline void onepass_merge_forward(onepass_statistic statistic, onepass_ro
     const double apart = chunk.a - row->a, share = count / (before + count);
     row->a += apart * share;
     row->b += chunk.b + apart * apart * before * share;
+    row->c += chunk.c;
   }
 }
 
@@ -160,11 +162,11 @@ static inline double onepass_denominator_of(const onepass_norm_problem *problem,
 }
 
 /* Operators that subtract no mean: how much of z times (sum of g z) the gradient takes off. Where a
- * length is clamped, or is 0, it changes nothing. */
+ * length is clamped, or is lost in the rounding of rstd, it changes nothing. */
 static inline double onepass_share_of_products(const onepass_norm_problem *problem, double rstd) {
   if (problem->op->denominator != ONEPASS_BY_LENGTH) return problem->one_over_n;
   const double rest = 1 - problem->eps * rstd; /* the length's share of the denominator */
-  if (rest <= 0x1p-20) return 0;
+  if (rest <= (problem->type == ONEPASS_TYPE_F64 ? 0x1p-50 : 0x1p-21)) return 0;
   return problem->clamp ? 1 : 1 / rest;
 }
 
@@ -179,12 +181,16 @@ static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *pr
     row.exact = onepass_needs_division(sums_type, row.denominator);
   } else if (problem->op->denominator != ONEPASS_BY_DEVIATION) {
     /* The squares of the elements themselves, from those about their mean. */
-    const double mean_square = sums.b * problem->one_over_n + sums.a * sums.a;
-    row.rstd = row.scale =
-        problem->op->denominator == ONEPASS_BY_RMS
-            ? 1 / __builtin_sqrt(mean_square + problem->eps)
-            : 1 / onepass_denominator_of(
-                      problem, __builtin_sqrt(mean_square * (double)problem->elements.count));
+    double mean_square = sums.b * problem->one_over_n + sums.a * sums.a;
+    if (sums.c > 0) mean_square = __builtin_inf();
+    if (problem->op->denominator == ONEPASS_BY_RMS) {
+      row.rstd = row.scale = 1 / __builtin_sqrt(mean_square + problem->eps);
+    } else {
+      const double squares = mean_square * (double)problem->elements.count;
+      row.denominator = onepass_denominator_of(problem, __builtin_sqrt(squares));
+      row.rstd = row.scale = 1 / row.denominator;
+      row.exact = onepass_needs_division(sums_type, row.denominator);
+    }
   } else {
     const double variance = sums.b * problem->one_over_n;
     row.mean = sums.a;
