@@ -401,11 +401,12 @@ static void view_as_cells(const onepass_layouts *layouts, int64_t groups,
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Whether there are more than the references for it. */
-static bool has_kernels(const onepass_norm_problem *p, const onepass_layouts *layouts, bool cuda) {
-  const unsigned fusions = FUSED | BIT(DSUM);
-  if (onepass_norm_by_channel(p)) return false;
-  return cuda || (!p->activation && !(layouts->present & fusions));
+/* Whether a GPU has kernels for it. */
+static bool has_cuda_kernels(const onepass_norm_problem *p) { return !onepass_norm_by_channel(p); }
+
+/* Nothing to be fast with; what becomes of running statistics and of dweight is the reference's to say. */
+static bool is_empty_by_channel(const onepass_norm_problem *p) {
+  return onepass_norm_by_channel(p) && (p->rows.count == 0 || p->elements.count == 0);
 }
 
 onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
@@ -446,14 +447,14 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                    .bytes = onepass_bytes_to_move(&plan->layouts)};
   if (plan->device) {
     plan->info.vector = "cuda";
-    if (!has_kernels(problem, &plan->layouts, true)) {
+    if (!has_cuda_kernels(problem)) {
       return onepass_fail(ONEPASS_BAD_DEVICE,
                           "x.device.type = %d (CUDA): expected %d (CPU) for this %s", ONEPASS_CUDA,
                           ONEPASS_CPU, op->name);
     }
     return onepass_norm_plan_cuda(plan, choices.cuda_kernel);
   }
-  if (choices.reference || !has_kernels(problem, &plan->layouts, false)) {
+  if (choices.reference || is_empty_by_channel(problem)) {
     plan->run = onepass_norm_run_reference;
     plan->info.workspace = onepass_norm_reference_workspace(problem);
   } else {

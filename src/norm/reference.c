@@ -144,7 +144,7 @@ typedef struct statistic {
 /* A sum that keeps what its roundings lose: squares, all of one sign, would add up their errors. */
 static void add(double term, double *sum, double *lost) {
   const double kept = term - *lost, more = *sum + kept;
-  *lost = (more - *sum) - kept;
+  *lost = isfinite(more) ? (more - *sum) - kept : 0; /* Inf - Inf would make a NaN of an Inf */
   *sum = more;
 }
 

@@ -360,9 +360,10 @@ class Forward:
             for role, average in zip(("running_mean", "running_var"), averages):
                 old = self.before[role][channel]
                 self.moved[role][channel] = (1 - case.momentum) * old + case.momentum * average
-            # The variance of numbers that are far from zero is off by their size.
+            # The variance of numbers that are far from zero is off by their size; of one number it is NaN.
+            variance = 0.0 if math.isnan(averages[1]) else abs(averages[1])
             self.moved_bound[channel] = 4 * self.unit * (1 + sum_constant(len(rows[0][0])) * (
-                largest + abs(averages[1]) + largest * math.sqrt(abs(averages[1]))))
+                largest + variance + largest * math.sqrt(variance)))
 
 
 def activated_bound(case: Case, pre: float, bound: float) -> float:
