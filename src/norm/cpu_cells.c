@@ -101,20 +101,69 @@ static onepass_row_scale scale_of_cell(const work *w, const onepass_row_scale *r
   return scale;
 }
 
-static void apply_cell(const work *w, int64_t cell, int64_t begin, int64_t end,
-                       const onepass_row_scale *row, char *scratch) {
+/* Elements begin..end of a stretch, with a weight and a bias for each element, or none. */
+static void apply_stretch(const work *w, const onepass_stretch *where, int64_t begin, int64_t end,
+                          const onepass_row_scale *scale, const char *weight, const char *bias,
+                          char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  const onepass_stretch where = cell_at(p, cell);
-  const onepass_row_scale scale = scale_of_cell(w, row, cell);
   const int64_t piece = piece_length(p, end - begin);
+  const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
   for (int64_t i = begin; i < end; i += piece) {
     const int64_t count = onepass_least(end - i, piece);
-    const char *x = onepass_read_summed(w, &where, i, count, !p->use_running, scratch);
-    p->kernels->apply(p, &scale, onepass_place_to_write(w, ONEPASS_ROLE_Y, &where, i, scratch), x,
-                      NULL, NULL, count);
-    onepass_finish_piece(w, ONEPASS_ROLE_Y, &where, i, count, scratch);
+    const char *x = onepass_read_summed(w, where, i, count, !p->use_running, scratch);
+    p->kernels->apply(p, scale, onepass_place_to_write(w, ONEPASS_ROLE_Y, where, i, scratch), x,
+                      weight ? weight + i * size : NULL, bias ? bias + i * size : NULL, count);
+    onepass_finish_piece(w, ONEPASS_ROLE_Y, where, i, count, scratch);
   }
 }
+
+static void apply_cell(const work *w, int64_t cell, int64_t begin, int64_t end,
+                       const onepass_row_scale *row, char *scratch) {
+  const onepass_stretch where = cell_at(w->problem, cell);
+  const onepass_row_scale scale = scale_of_cell(w, row, cell);
+  apply_stretch(w, &where, begin, end, &scale, NULL, NULL, scratch);
+}
+
+/* ---- Short cells: rows are applied as a whole, weights spread over their elements -------------- */
+
+static char *spread_at(const work *w, onepass_role role, int64_t channel) {
+  const onepass_norm_problem *p = w->problem;
+  if (!onepass_has(&w->plan->layouts, role)) return NULL;
+  const int64_t first = role == ONEPASS_ROLE_BIAS ? p->channels + channel : channel;
+  return w->workspace + p->weights_at +
+         first * p->spatial.count * onepass_type_size(onepass_type_of_sums(p->type));
+}
+
+static void spread_weights(void *context, int worker, int64_t begin, int64_t end) {
+  const work *w = context;
+  const onepass_type type = onepass_type_of_sums(w->problem->type);
+  const onepass_role roles[2] = {ONEPASS_ROLE_WEIGHT, ONEPASS_ROLE_BIAS};
+  (void)worker;
+  for (int64_t c = begin; c < end; c++) {
+    for (int i = 0; i < 2; i++) {
+      char *to = spread_at(w, roles[i], c);
+      const double value = onepass_channel_value(w, roles[i], c, 0);
+      for (int64_t k = 0; to && k < w->problem->spatial.count; k++) {
+        if (type == ONEPASS_TYPE_F64) {
+          ((double *)(void *)to)[k] = value;
+        } else {
+          ((float *)(void *)to)[k] = (float)value;
+        }
+      }
+    }
+  }
+}
+
+static void apply_row(const work *w, int64_t row, int64_t begin, int64_t end,
+                      const onepass_row_scale *scale, char *scratch) {
+  const onepass_norm_problem *p = w->problem;
+  const onepass_stretch where = run_at(p, row);
+  const int64_t channel = onepass_norm_channel(p, row, 0);
+  apply_stretch(w, &where, begin, end, scale, spread_at(w, ONEPASS_ROLE_WEIGHT, channel),
+                spread_at(w, ONEPASS_ROLE_BIAS, channel), scratch);
+}
+
+/* ---- Forward, row by row ---------------------------------------------------------------------- */
 
 static void merge_chunk(onepass_row_sums *sums, int64_t before, onepass_row_sums chunk,
                         int64_t count) {
@@ -144,6 +193,10 @@ static void forward_rows(void *context, int worker, int64_t begin, int64_t end) 
     const onepass_row_sums sums =
         p->use_running ? (onepass_row_sums){0} : gather_row(w, row, scratch);
     const onepass_row_scale scale = finish_row(w, row, sums);
+    if (p->applies_rows) {
+      apply_row(w, row, 0, p->elements.count, &scale, scratch);
+      continue;
+    }
     for (int64_t k = cells - 1; k >= 0; k--) { /* what was gathered last is nearest */
       apply_cell(w, cell_of_row(p, row, k), 0, p->spatial.count, &scale, scratch);
     }
@@ -195,15 +248,24 @@ static void merge_rows(void *context, int worker, int64_t begin, int64_t end) {
   }
 }
 
+static int64_t applied_length(const onepass_norm_problem *p) {
+  return p->applies_rows ? p->elements.count : p->spatial.count;
+}
+
 /* Backwards: what was gathered last is still in the cache. */
 static void apply_segments(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const onepass_norm_problem *p = w->problem;
-  const int64_t length = p->spatial.count, segments = segments_of(length);
+  const int64_t length = applied_length(p), segments = segments_of(length);
+  char *scratch = onepass_scratch_for(w, worker);
   for (int64_t task = end - 1; task >= begin; task--) {
-    const int64_t cell = task / segments, first = task % segments * SEGMENT;
-    apply_cell(w, cell, first, onepass_least(first + SEGMENT, length),
-               scale_of_row(w, row_of_cell(p, cell)), onepass_scratch_for(w, worker));
+    const int64_t number = task / segments, first = task % segments * SEGMENT;
+    const int64_t last = onepass_least(first + SEGMENT, length);
+    if (p->applies_rows) {
+      apply_row(w, number, first, last, scale_of_row(w, number), scratch);
+    } else {
+      apply_cell(w, number, first, last, scale_of_row(w, row_of_cell(p, number)), scratch);
+    }
   }
 }
 
@@ -226,6 +288,8 @@ static void move_running(void *context, int worker, int64_t begin, int64_t end) 
 
 static void forward(work *w) {
   const onepass_norm_problem *p = w->problem;
+  const int64_t applied = p->applies_rows ? p->rows.count : p->cells.count;
+  if (p->spreads_weights) onepass_parallel(p->threads, p->channels, spread_weights, w);
   if (p->strategy == ONEPASS_NORM_CELLS) {
     onepass_parallel(p->threads, p->rows.count, forward_rows, w);
   } else {
@@ -233,7 +297,7 @@ static void forward(work *w) {
       onepass_parallel(p->threads, run_count(p) * segments_of(run_length(p)), gather_segments, w);
     }
     onepass_parallel(p->threads, p->rows.count, merge_rows, w);
-    onepass_parallel(p->threads, p->cells.count * segments_of(p->spatial.count), apply_segments, w);
+    onepass_parallel(p->threads, applied * segments_of(applied_length(p)), apply_segments, w);
   }
   if (p->moves_running) onepass_parallel(p->threads, p->channels, move_running, w);
 }

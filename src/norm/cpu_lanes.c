@@ -169,14 +169,18 @@ static char *value_at(const onepass_norm_problem *p, const slab_numbers *numbers
   return numbers->values + (which * lane_room(p) + lane) * sums_size(p);
 }
 
+/* A number in the type of sums. */
+static inline void put_sum(const onepass_norm_problem *p, void *base, int64_t lane, double value) {
+  if (p->type == ONEPASS_TYPE_F64) {
+    ((double *)base)[lane] = value;
+  } else {
+    ((float *)base)[lane] = (float)value;
+  }
+}
+
 static void set_value(const onepass_norm_problem *p, const slab_numbers *numbers, int which,
                       int64_t lane, double value) {
-  char *at = value_at(p, numbers, which, lane);
-  if (p->type == ONEPASS_TYPE_F64) {
-    *(double *)(void *)at = value;
-  } else {
-    *(float *)(void *)at = (float)value;
-  }
+  put_sum(p, value_at(p, numbers, which, 0), lane, value);
 }
 
 static onepass_lane_scales scales_at(const onepass_norm_problem *p, const slab_numbers *numbers,
@@ -540,8 +544,7 @@ static void *strip_value(const onepass_norm_problem *p, const strip *s, int whic
 
 static void set_strip_value(const onepass_norm_problem *p, const strip *s, int which, int64_t lane,
                             double value) {
-  const onepass_type type = onepass_type_of_sums(p->type);
-  onepass_store(type, strip_value(p, s, which), lane, value);
+  put_sum(p, strip_value(p, s, which), lane, value);
 }
 
 /* The tensors of a strip of rows. */
@@ -580,6 +583,28 @@ static void divide_strip(const work *w, const row_strip *of, const double *denom
   }
 }
 
+/* From the sums of a strip's rows to their scales. Leaves denominators in place of the sums; tells whether
+ * some have no reciprocal. */
+static bool scale_strip(const work *w, const row_strip *of, const strip *s) {
+  const onepass_norm_problem *p = w->problem;
+  const unsigned saved = ONEPASS_BIT(ONEPASS_ROLE_MEAN) | ONEPASS_BIT(ONEPASS_ROLE_RSTD);
+  const bool saves = w->plan->layouts.present & saved;
+  void *shift = strip_value(p, s, SHIFT), *factor = strip_value(p, s, SCALE);
+  void *offset = strip_value(p, s, OFFSET);
+  bool exact = false;
+  for (int64_t j = 0; j < of->width; j++) {
+    const onepass_row_scale row =
+        onepass_scale_row(p, (onepass_row_sums){s->sums.a[j], s->sums.b[j], s->sums.c[j]});
+    if (saves) onepass_save_row(w, row_number(p, of, j), &row);
+    put_sum(p, shift, j, row.centered ? row.shift : 0);
+    put_sum(p, factor, j, row.scale);
+    put_sum(p, offset, j, row.offset);
+    s->sums.a[j] = row.denominator;
+    exact |= row.exact;
+  }
+  return exact;
+}
+
 static void forward_strip(const work *w, const row_strip *of, const strip *s) {
   const onepass_norm_problem *p = w->problem;
   const int64_t n = p->elements.count;
@@ -590,17 +615,7 @@ static void forward_strip(const work *w, const row_strip *of, const strip *s) {
     p->kernels->gather_lanes(of->base[ONEPASS_ROLE_X], x_at, count, of->width, i, &s->sums,
                              s->scratch);
   }
-  bool exact = false;
-  for (int64_t j = 0; j < of->width; j++) {
-    const onepass_row_scale row =
-        onepass_scale_row(p, (onepass_row_sums){s->sums.a[j], s->sums.b[j], s->sums.c[j]});
-    onepass_save_row(w, row_number(p, of, j), &row);
-    set_strip_value(p, s, SHIFT, j, row.centered ? row.shift : 0);
-    set_strip_value(p, s, SCALE, j, row.scale);
-    set_strip_value(p, s, OFFSET, j, row.offset);
-    s->sums.a[j] = row.denominator;
-    exact |= row.exact;
-  }
+  const bool exact = scale_strip(w, of, s);
   if (exact) {
     divide_strip(w, of, s->sums.a);
     return;

@@ -56,13 +56,15 @@ ALWAYS_INLINE void NAME(sum_lanes)(const T *x, const int64_t *at, int64_t count,
   memset(sum, 0, (size_t)room * sizeof(C));
   memset(squares, 0, (size_t)room * sizeof(C));
   int64_t k = 0;
-  for (; k + 4 <= count; k += 4) {
+  for (; k + 8 <= count; k += 8) {
+    const T *from[8];
+    UNROLL for (int i = 0; i < 8; i++) from[i] = x + at[k + i];
     FOR_EACH_VECTOR(width, {
       const V s = LOADC(shift + j);
-      V v[4];
-      UNROLL for (int i = 0; i < 4; i++) v[i] = NAME(load_some)(x + at[k + i] + j, here) - s;
-      STOREC(sum + j, LOADC(sum + j) + NAME(tree)(v, 4), false);
-      STOREC(squares + j, LOADC(squares + j) + NAME(dot)(v, v, 4), false);
+      V v[8];
+      UNROLL for (int i = 0; i < 8; i++) v[i] = NAME(load_some)(from[i] + j, here) - s;
+      STOREC(sum + j, LOADC(sum + j) + NAME(tree)(v, 8), false);
+      STOREC(squares + j, LOADC(squares + j) + NAME(dot)(v, v, 8), false);
     })
   }
   for (; k < count; k++) {
@@ -130,30 +132,58 @@ static void NAME(gather_lanes)(const void *x_start, const int64_t *at, int64_t c
   }
 }
 
-/* y = ((x - shift) * scale + offset), then * weight + bias of the position if there are any. */
-static void NAME(apply_lanes)(void *y_start, const int64_t *y_at, const void *x_start,
-                              const int64_t *x_at, int64_t count, int64_t width,
-                              const onepass_lane_scales *scales, const void *weights,
-                              const void *biases) {
-  const T *x = x_start;
-  T *y = y_start;
+/* Some positions at once, as all lanes of them have one scale. */
+ALWAYS_INLINE void NAME(apply_positions)(const int positions, const bool weighted, T *y,
+                                         const int64_t *y_at, const T *x, const int64_t *x_at,
+                                         int64_t width, const onepass_lane_scales *scales,
+                                         const WT *weight, const WT *bias) {
   const C *shift = scales->shift, *scale = scales->scale, *offset = scales->offset;
-  const WT *weight = weights, *bias = biases;
-  for (int64_t k = 0; k < count; k++) {
-    const T *from = x + x_at[k];
-    T *to = y + y_at[k];
-    if (!weight && !bias) {
-      FOR_EACH_VECTOR(width, {
-        const V v = NAME(load_some)(from + j, here) - LOADC(shift + j);
-        NAME(store_some)(to + j, FMA(v, LOADC(scale + j), LOADC(offset + j)), here);
-      })
-      continue;
+  const T *from[8];
+  T *to[8];
+  V w[8], b[8];
+  UNROLL for (int i = 0; i < positions; i++) {
+    from[i] = x + x_at[i];
+    to[i] = y + y_at[i];
+    w[i] = ALL(weight ? GETW(weight + i) : 1);
+    b[i] = ALL(bias ? GETW(bias + i) : 0);
+  }
+  FOR_EACH_VECTOR(width, {
+    const V s = LOADC(shift + j);
+    const V f = LOADC(scale + j);
+    const V o = LOADC(offset + j);
+    UNROLL for (int i = 0; i < positions; i++) {
+      V v = FMA(NAME(load_some)(from[i] + j, here) - s, f, o);
+      if (weighted) v = FMA(v, w[i], b[i]);
+      NAME(store_some)(to[i] + j, v, here);
     }
-    const V w = ALL(weight ? GETW(weight + k) : 1), b = ALL(bias ? GETW(bias + k) : 0);
-    FOR_EACH_VECTOR(width, {
-      const V v = NAME(load_some)(from + j, here) - LOADC(shift + j);
-      NAME(store_some)(to + j, FMA(FMA(v, LOADC(scale + j), LOADC(offset + j)), w, b), here);
-    })
+  })
+}
+
+ALWAYS_INLINE void NAME(apply_all_positions)(const bool weighted, T *y, const int64_t *y_at,
+                                             const T *x, const int64_t *x_at, int64_t count,
+                                             int64_t width, const onepass_lane_scales *scales,
+                                             const WT *weight, const WT *bias) {
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) {
+    NAME(apply_positions)
+    (4, weighted, y, y_at + k, x, x_at + k, width, scales, weight ? weight + k : NULL,
+     bias ? bias + k : NULL);
+  }
+  for (; k < count; k++) {
+    NAME(apply_positions)
+    (1, weighted, y, y_at + k, x, x_at + k, width, scales, weight ? weight + k : NULL,
+     bias ? bias + k : NULL);
+  }
+}
+
+/* y = ((x - shift) * scale + offset), then * weight + bias of the position if there are any. */
+static void NAME(apply_lanes)(void *y, const int64_t *y_at, const void *x, const int64_t *x_at,
+                              int64_t count, int64_t width, const onepass_lane_scales *scales,
+                              const void *weight, const void *bias) {
+  if (weight || bias) {
+    NAME(apply_all_positions)(true, y, y_at, x, x_at, count, width, scales, weight, bias);
+  } else {
+    NAME(apply_all_positions)(false, y, y_at, x, x_at, count, width, scales, NULL, NULL);
   }
 }
 

@@ -12,9 +12,12 @@ static void NAME(stage)(void *to, const void *x_start, const void *residual, voi
   for (; i + W <= count; i += W) {
     V v = LOAD(x + i);
     if (more) {
-      T rounded[W];
-      STORE(rounded, v + LOAD(more + i), false);
-      v = LOAD(rounded);
+      v += LOAD(more + i);
+      if (sizeof(T) != sizeof(C)) {
+        T rounded[W];
+        STORE(rounded, v, false);
+        v = LOAD(rounded);
+      }
       if (sums) STORE(sums + i, v, false);
     }
     STOREC(wide + i, v, false);

@@ -30,12 +30,24 @@ static void spread_piece(const work *w, onepass_role role, const onepass_stretch
                  begin, count);
 }
 
+/* Tensors of the type of sums are staged only where that type must not be written to their own memory. */
+static bool is_wide(const onepass_norm_problem *p) {
+  return p->type == onepass_type_of_sums(p->type);
+}
+
+static bool stages_output(const work *w, onepass_role role) {
+  const onepass_norm_problem *p = w->problem;
+  const bool adds = role == ONEPASS_ROLE_DX && onepass_has(&w->plan->layouts, ONEPASS_ROLE_DSUM);
+  return p->staging && (adds || !is_wide(p)); /* dx may be over dsum */
+}
+
 static const char *read_staged(const work *w, onepass_role role, const onepass_stretch *run,
                                int64_t begin, int64_t count, int packed, int staged,
                                char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const char *dense = dense_piece(w, role, run, begin, count, onepass_piece_at(p, scratch, packed));
-  if (!p->staging) return dense;
+  const bool changes = role == ONEPASS_ROLE_DY && p->activation;
+  if (!p->staging || (is_wide(p) && !changes)) return dense;
   char *wide = onepass_piece_at(p, scratch, staged);
   p->staging->stage(wide, dense, NULL, NULL, count);
   return wide;
@@ -57,8 +69,9 @@ const char *onepass_read_summed(const work *w, const onepass_stretch *run, int64
                                      onepass_piece_at(p, scratch, ONEPASS_PACKED_DY));
   char *packed_sum = onepass_piece_at(p, scratch, ONEPASS_PACKED_MORE);
   char *sum = has_sum ? dense_place(w, ONEPASS_ROLE_SUM, run, begin, packed_sum) : NULL;
-  char *wide = onepass_piece_at(p, scratch, ONEPASS_STAGED_X);
-  p->staging->stage(wide, x, residual, sum, count);
+  const bool in_sum = has_sum && is_wide(p);
+  char *wide = in_sum ? sum : onepass_piece_at(p, scratch, ONEPASS_STAGED_X);
+  p->staging->stage(wide, x, residual, in_sum ? NULL : sum, count);
   if (has_sum) spread_piece(w, ONEPASS_ROLE_SUM, run, begin, count, packed_sum);
   return wide;
 }
@@ -87,7 +100,7 @@ void onepass_pass_activation(const work *w, const char *x, char *dy,
 char *onepass_place_to_write(const work *w, onepass_role role, const onepass_stretch *run,
                              int64_t begin, char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  if (p->staging) return onepass_piece_at(p, scratch, ONEPASS_STAGED_OUTPUT);
+  if (stages_output(w, role)) return onepass_piece_at(p, scratch, ONEPASS_STAGED_OUTPUT);
   return dense_place(w, role, run, begin, onepass_piece_at(p, scratch, ONEPASS_PACKED_X));
 }
 
@@ -95,15 +108,17 @@ void onepass_finish_piece(const work *w, onepass_role role, const onepass_stretc
                           int64_t begin, int64_t count, char *scratch) {
   const onepass_norm_problem *p = w->problem;
   char *packed = onepass_piece_at(p, scratch, ONEPASS_PACKED_X);
-  if (p->staging) {
-    char *staged = onepass_piece_at(p, scratch, ONEPASS_STAGED_OUTPUT);
+  char *to = dense_place(w, role, run, begin, packed);
+  const bool staged = stages_output(w, role);
+  char *from = staged ? onepass_piece_at(p, scratch, ONEPASS_STAGED_OUTPUT) : to;
+  if (p->staging && role == ONEPASS_ROLE_Y) p->kernels->activate(p->activation, from, count);
+  if (staged) {
     const char *dsum = NULL;
     if (role == ONEPASS_ROLE_DX && onepass_has(&w->plan->layouts, ONEPASS_ROLE_DSUM)) {
       dsum = dense_piece(w, ONEPASS_ROLE_DSUM, run, begin, count,
                          onepass_piece_at(p, scratch, ONEPASS_PACKED_MORE));
     }
-    if (role == ONEPASS_ROLE_Y) p->kernels->activate(p->activation, staged, count);
-    p->staging->unstage(dense_place(w, role, run, begin, packed), staged, dsum, count);
+    p->staging->unstage(to, from, dsum, count);
   }
   spread_piece(w, role, run, begin, count, packed);
 }

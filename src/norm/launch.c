@@ -15,6 +15,7 @@ enum {
   LEAST_CHANNELS = 4,     /* LANES: fewer channels side by side are packed instead */
   CHANNEL_STRIP = 512,    /* LANES: channels done together */
   STAGED_STRIP = 128,     /* likewise, if they are staged */
+  LONGEST_SPREAD = 256,   /* CELLS: elements of a cell for each of which there is a weight */
   LEAST_CELL_ALONE = 2048 /* CELLS: bytes; batch_norm takes shorter cells as they lie in memory */
 };
 
@@ -250,6 +251,11 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
   if (summing && p->strategy == ONEPASS_NORM_ROWS) {
     p->partials_at = place(&end, (size_t)p->tasks * 2 * n * sizeof(double));
   }
+  if (p->spreads_weights) {
+    const int64_t spread = 2 * p->channels * p->spatial.count;
+    p->weights_at =
+        place(&end, (size_t)(spread * onepass_type_size(onepass_type_of_sums(p->type))));
+  }
   if ((p->packed_weights || p->widen_weights) && has_weights) {
     p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->held_weight_type));
   }
@@ -323,11 +329,15 @@ static void plan_channels(onepass_plan *plan, int threads, onepass_vector_level 
   } else {
     p->runs_are_rows = !p->backward && p->op->view == ONEPASS_VIEW_GROUPS &&
                        all_dense(&plan->layouts, whole_roles, &p->elements);
+    const bool has_weights = plan->layouts.present & weight_roles;
+    p->applies_rows = p->runs_are_rows && (!has_weights || p->spatial.count <= LONGEST_SPREAD);
+    p->spreads_weights = p->applies_rows && has_weights;
     const int64_t run = p->runs_are_rows ? p->elements.count : p->spatial.count;
     const bool one_sum = p->backward && p->strategy == ONEPASS_NORM_CELLS;
     p->chunks = one_sum ? 1 : onepass_divide_up(run, chunk_of(p));
     p->stream = !p->packed && !p->staging &&
-                p->spatial.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
+                (p->applies_rows ? run : p->spatial.count) * onepass_type_size(p->type) >=
+                    LEAST_STREAMED_ROW &&
                 plan->info.bytes > onepass_this_machine()->last;
   }
   p->tasks = count_channel_tasks(p);

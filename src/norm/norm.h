@@ -91,6 +91,8 @@ typedef struct onepass_norm_problem {
   onepass_walk cells;   /* [batches, channels], never merged */
   onepass_walk spatial; /* over the elements of a cell */
   bool runs_are_rows;   /* CELLS forward: the cells of a row lie back to back */
+  bool applies_rows;    /* and are applied together, */
+  bool spreads_weights; /* with a weight and a bias for every element of a batch */
   bool moves_running;   /* there are running statistics to be moved on */
   int lane_axis;        /* COLUMNS: the axis of `rows` that lies dense in memory */
   int64_t row_block;    /* ROWS backward: rows whose dweight and dbias are summed together */
