@@ -132,58 +132,48 @@ static void NAME(gather_lanes)(const void *x_start, const int64_t *at, int64_t c
   }
 }
 
-/* Some positions at once, as all lanes of them have one scale. */
-ALWAYS_INLINE void NAME(apply_positions)(const int positions, const bool weighted, T *y,
-                                         const int64_t *y_at, const T *x, const int64_t *x_at,
-                                         int64_t width, const onepass_lane_scales *scales,
-                                         const WT *weight, const WT *bias) {
-  const C *shift = scales->shift, *scale = scales->scale, *offset = scales->offset;
-  const T *from[8];
-  T *to[8];
-  V w[8], b[8];
-  UNROLL for (int i = 0; i < positions; i++) {
-    from[i] = x + x_at[i];
-    to[i] = y + y_at[i];
-    w[i] = ALL(weight ? GETW(weight + i) : 1);
-    b[i] = ALL(bias ? GETW(bias + i) : 0);
-  }
-  FOR_EACH_VECTOR(width, {
-    const V s = LOADC(shift + j);
-    const V f = LOADC(scale + j);
-    const V o = LOADC(offset + j);
-    UNROLL for (int i = 0; i < positions; i++) {
-      V v = FMA(NAME(load_some)(from[i] + j, here) - s, f, o);
-      if (weighted) v = FMA(v, w[i], b[i]);
-      NAME(store_some)(to[i] + j, v, here);
+/* One position, whole cache lines one after the other: cores then write them without reading them first. */
+ALWAYS_INLINE void NAME(apply_position)(const bool weighted, T *to, const T *from, int64_t width,
+                                        const C *shift, const C *scale, const C *offset, V w, V b) {
+  int64_t i = 0;
+  for (; i + 4 * W <= width; i += 4 * W) {
+    V v[4], s[4], f[4], o[4];
+    LOADS(v, from + i, 4);
+    LOADSC(s, shift + i, 4);
+    LOADSC(f, scale + i, 4);
+    LOADSC(o, offset + i, 4);
+    UNROLL for (int u = 0; u < 4; u++) {
+      v[u] = FMA(v[u] - s[u], f[u], o[u]);
+      if (weighted) v[u] = FMA(v[u], w, b);
     }
+    STORES(to + i, v, 4, false);
+  }
+  FOR_EACH_VECTOR(width - i, {
+    const V x = NAME(load_some)(from + i + j, here) - LOADC(shift + i + j);
+    V v = FMA(x, LOADC(scale + i + j), LOADC(offset + i + j));
+    if (weighted) v = FMA(v, w, b);
+    NAME(store_some)(to + i + j, v, here);
   })
-}
-
-ALWAYS_INLINE void NAME(apply_all_positions)(const bool weighted, T *y, const int64_t *y_at,
-                                             const T *x, const int64_t *x_at, int64_t count,
-                                             int64_t width, const onepass_lane_scales *scales,
-                                             const WT *weight, const WT *bias) {
-  int64_t k = 0;
-  for (; k + 4 <= count; k += 4) {
-    NAME(apply_positions)
-    (4, weighted, y, y_at + k, x, x_at + k, width, scales, weight ? weight + k : NULL,
-     bias ? bias + k : NULL);
-  }
-  for (; k < count; k++) {
-    NAME(apply_positions)
-    (1, weighted, y, y_at + k, x, x_at + k, width, scales, weight ? weight + k : NULL,
-     bias ? bias + k : NULL);
-  }
 }
 
 /* y = ((x - shift) * scale + offset), then * weight + bias of the position if there are any. */
 static void NAME(apply_lanes)(void *y, const int64_t *y_at, const void *x, const int64_t *x_at,
                               int64_t count, int64_t width, const onepass_lane_scales *scales,
                               const void *weight, const void *bias) {
-  if (weight || bias) {
-    NAME(apply_all_positions)(true, y, y_at, x, x_at, count, width, scales, weight, bias);
-  } else {
-    NAME(apply_all_positions)(false, y, y_at, x, x_at, count, width, scales, NULL, NULL);
+  const T *from = x;
+  T *to = y;
+  const WT *weights = weight, *biases = bias;
+  for (int64_t k = 0; k < count; k++) {
+    if (weight || bias) {
+      const V w = ALL(weights ? GETW(weights + k) : 1), b = ALL(biases ? GETW(biases + k) : 0);
+      NAME(apply_position)
+      (true, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale, scales->offset, w,
+       b);
+    } else {
+      NAME(apply_position)
+      (false, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale, scales->offset,
+       ALL(1), ALL(0));
+    }
   }
 }
 
