@@ -1,113 +1,59 @@
 /* A normalization on CPU threads: what each thread does with the kernels, strategy by strategy. */
-#include "norm/cpu.h"
-
 #include <math.h>
 
-#include "core/plan.h"
 #include "cpu/threads.h"
+#include "norm/cpu_work.h"
 
 enum { ROWS_SUMMED = 64 }; /* rows whose dweight is summed before double takes over */
 
-/* ---- Pieces of rows, dense or not ------------------------------------------------------------ */
+/* ---- Pieces of rows -------------------------------------------------------------------------- */
 
-typedef struct work {
-  const onepass_plan *plan;
-  const onepass_norm_problem *problem;
-  onepass_buffers buffers; /* with weight and bias dense */
-  char *workspace;
-} work;
+typedef onepass_norm_work work;
 
-static char *scratch_for(const work *w, int worker) {
-  if (!w->problem->scratch_size) return NULL;
-  return w->workspace + w->problem->scratch_at + (size_t)worker * w->problem->scratch_size;
+static int64_t least(int64_t a, int64_t b) { return onepass_least(a, b); }
+
+static char *scratch_for(const work *w, int worker) { return onepass_scratch_for(w, worker); }
+
+static onepass_stretch row_at(const work *w, int64_t row) {
+  return (onepass_stretch){&w->problem->rows, row, &w->problem->elements};
 }
 
-/* Where a worker's three packed pieces are in its scratch, and where the rest of it begins. */
-static char *packed_part(const onepass_norm_problem *p, char *scratch, int part) {
-  if (!p->packed) return part < 3 ? NULL : scratch;
-  return scratch + part * ONEPASS_NORM_CHUNK * onepass_type_size(p->type);
-}
+static bool is_in_scratch(const onepass_norm_problem *p) { return p->packed || p->staging; }
 
-/* Elements begin..begin+count of a row, where they are or, if that is not dense, copied to
- * `packed`. */
-static const char *piece_of(const work *w, onepass_role role, int64_t row, int64_t begin,
-                            int64_t count, char *packed) {
-  const onepass_norm_problem *p = w->problem;
-  const int64_t size = onepass_type_size(p->type);
-  const char *base =
-      onepass_buffer(&w->buffers, role) + onepass_walk_offset(&p->rows, role, row) * size;
-  if (!p->packed) return base + begin * size;
-  onepass_pack(packed, base, &p->elements, role, size, begin, count);
-  return packed;
-}
-
-/* Where element `begin` of a row is, or, of rows that are packed, any address: for prefetching. */
+/* Where element `begin` of a row is, or, of rows that go through scratch memory, any address: for
+ * prefetching. */
 static const char *row_start(const work *w, onepass_role role, int64_t row, int64_t begin) {
-  const onepass_norm_problem *p = w->problem;
-  if (p->packed) return onepass_buffer(&w->buffers, role);
-  return onepass_buffer(&w->buffers, role) +
-         (onepass_walk_offset(&p->rows, role, row) + begin) * onepass_type_size(p->type);
-}
-
-/* Where to write such a piece, and, once it is written, bringing it there. */
-static char *piece_to_write(const work *w, onepass_role role, int64_t row, int64_t begin,
-                            char *packed) {
-  const onepass_norm_problem *p = w->problem;
-  if (p->packed) return packed;
-  return onepass_buffer(&w->buffers, role) +
-         (onepass_walk_offset(&p->rows, role, row) + begin) * onepass_type_size(p->type);
-}
-
-static void finish_piece(const work *w, onepass_role role, int64_t row, int64_t begin,
-                         int64_t count, const char *packed) {
-  const onepass_norm_problem *p = w->problem;
-  const int64_t size = onepass_type_size(p->type);
-  if (!p->packed) return;
-  onepass_unpack(
-      packed, onepass_buffer(&w->buffers, role) + onepass_walk_offset(&p->rows, role, row) * size,
-      &p->elements, role, size, begin, count);
+  const onepass_stretch run = row_at(w, row);
+  if (is_in_scratch(w->problem)) return onepass_buffer(&w->buffers, role);
+  return onepass_element_at(w, role, &run, begin);
 }
 
 static const char *weight_at(const onepass_norm_problem *p, const void *weight, int64_t element) {
   return weight ? (const char *)weight + element * onepass_type_size(p->held_weight_type) : NULL;
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static double saved_at(const work *w, onepass_role role, int64_t row) {
-  if (!onepass_has(&w->plan->layouts, role)) return 0;
-  return onepass_load(w->plan->layouts.of[role].type, onepass_buffer(&w->buffers, role),
-                      onepass_walk_offset(&w->problem->rows, role, row));
-}
-
-static void save(const work *w, int64_t row, const onepass_row_scale *scale) {
-  const onepass_layouts *layouts = &w->plan->layouts;
-  const onepass_walk *rows = &w->problem->rows;
-  if (onepass_has(layouts, ONEPASS_ROLE_MEAN)) {
-    onepass_store(layouts->of[ONEPASS_ROLE_MEAN].type, w->buffers.mean,
-                  onepass_walk_offset(rows, ONEPASS_ROLE_MEAN, row), scale->mean);
-  }
-  if (onepass_has(layouts, ONEPASS_ROLE_RSTD)) {
-    onepass_store(layouts->of[ONEPASS_ROLE_RSTD].type, w->buffers.rstd,
-                  onepass_walk_offset(rows, ONEPASS_ROLE_RSTD, row), scale->rstd);
-  }
+  return onepass_saved_at(w, role, row);
 }
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
 static onepass_row_sums gather_piece(const work *w, int64_t row, int64_t begin, int64_t count,
-                                     char *packed) {
-  return w->problem->kernels->gather(piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed), count);
+                                     char *scratch) {
+  const onepass_stretch run = row_at(w, row);
+  return w->problem->kernels->gather(onepass_read_summed(w, &run, begin, count, false, scratch),
+                                     count);
 }
 
 static void apply_piece(const work *w, int64_t row, int64_t begin, int64_t count,
-                        const onepass_row_scale *scale, char *packed) {
+                        const onepass_row_scale *scale, char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  const char *x = piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed);
-  p->kernels->apply(p, scale, piece_to_write(w, ONEPASS_ROLE_Y, row, begin, packed), x,
+  const onepass_stretch run = row_at(w, row);
+  const char *x = onepass_read_summed(w, &run, begin, count, true, scratch);
+  p->kernels->apply(p, scale, onepass_place_to_write(w, ONEPASS_ROLE_Y, &run, begin, scratch), x,
                     weight_at(p, w->buffers.weight, begin), weight_at(p, w->buffers.bias, begin),
                     count);
-  finish_piece(w, ONEPASS_ROLE_Y, row, begin, count, packed);
+  onepass_finish_piece(w, ONEPASS_ROLE_Y, &run, begin, count, scratch);
 }
 
 static void forward_packed_row(const work *w, int64_t row, char *packed) {
@@ -120,7 +66,7 @@ static void forward_packed_row(const work *w, int64_t row, char *packed) {
                           gather_piece(w, row, i, count, packed), (double)count);
   }
   const onepass_row_scale scale = onepass_scale_row(p, sums);
-  save(w, row, &scale);
+  onepass_save_row(w, row, &scale);
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
     apply_piece(w, row, i, least(n - i, ONEPASS_NORM_CHUNK), &scale, packed);
   }
@@ -128,7 +74,7 @@ static void forward_packed_row(const work *w, int64_t row, char *packed) {
 
 static void forward_rows(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
-  if (!w->problem->packed) {
+  if (!is_in_scratch(w->problem)) {
     w->problem->kernels->forward_rows(w->problem, &w->buffers, begin, end);
     return;
   }
@@ -175,7 +121,7 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
     }
     onepass_row_scale *scale = scale_of_row(w, row);
     *scale = onepass_scale_row(p, *sums);
-    save(w, row, scale);
+    onepass_save_row(w, row, scale);
   }
 }
 
@@ -187,7 +133,7 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
   const onepass_norm_problem *p = w->problem;
   const int64_t n = p->elements.count, rows = p->rows.count;
   const bool has_weights = w->buffers.weight || w->buffers.bias;
-  const int64_t piece = has_weights || p->packed ? ONEPASS_NORM_APPLIED : p->segment;
+  const int64_t piece = has_weights || is_in_scratch(p) ? ONEPASS_NORM_APPLIED : p->segment;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
     const int64_t first = segment * p->segment, last = least(first + p->segment, n);
     for (int64_t i = first; i < last; i += piece) {
@@ -251,13 +197,31 @@ static void count_summed_row(const work *w, weight_sums *sums) {
   if (++sums->rows == ROWS_SUMMED) add_recent(w, sums);
 }
 
-static onepass_row_sums gather_backward_piece(const work *w, int64_t row, int64_t begin,
-                                              int64_t count, char *packed) {
+/* x, and dy as it was before the activation. */
+typedef struct pair {
+  const char *x, *dy;
+} pair;
+
+static pair read_pair(const work *w, int64_t row, int64_t begin, int64_t count, char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  char *packed_dy = packed_part(p, packed, 1);
-  const char *x = piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed);
-  const char *dy = piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_dy);
-  return p->kernels->gather_backward(x, dy, weight_at(p, w->buffers.weight, begin),
+  const onepass_stretch run = row_at(w, row);
+  const pair both = {onepass_read_x(w, &run, begin, count, scratch),
+                     onepass_read_dy(w, &run, begin, count, scratch)};
+  if (p->activation) {
+    const onepass_row_scale before = onepass_scale_by_saved(saved_at(w, ONEPASS_ROLE_MEAN, row),
+                                                            saved_at(w, ONEPASS_ROLE_RSTD, row));
+    onepass_pass_activation(w, both.x, onepass_piece_at(p, scratch, ONEPASS_STAGED_DY), &before,
+                            weight_at(p, w->buffers.weight, begin),
+                            weight_at(p, w->buffers.bias, begin), count, scratch);
+  }
+  return both;
+}
+
+static onepass_row_sums gather_backward_piece(const work *w, int64_t row, int64_t begin,
+                                              int64_t count, char *scratch) {
+  const onepass_norm_problem *p = w->problem;
+  const pair both = read_pair(w, row, begin, count, scratch);
+  return p->kernels->gather_backward(both.x, both.dy, weight_at(p, w->buffers.weight, begin),
                                      saved_at(w, ONEPASS_ROLE_MEAN, row),
                                      saved_at(w, ONEPASS_ROLE_RSTD, row), count);
 }
@@ -270,14 +234,15 @@ static char *recent_at(const work *w, const weight_sums *sums, int64_t begin, in
 
 static void apply_backward_piece(const work *w, int64_t row, int64_t begin, int64_t count,
                                  const onepass_row_gradient *gradient, const weight_sums *sums,
-                                 char *packed) {
+                                 char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  const char *x = piece_of(w, ONEPASS_ROLE_X, row, begin, count, packed);
-  const char *dy = piece_of(w, ONEPASS_ROLE_DY, row, begin, count, packed_part(p, packed, 1));
-  p->kernels->apply_backward(p, gradient, piece_to_write(w, ONEPASS_ROLE_DX, row, begin, packed), x,
-                             dy, weight_at(p, w->buffers.weight, begin),
+  const onepass_stretch run = row_at(w, row);
+  const pair both = read_pair(w, row, begin, count, scratch);
+  p->kernels->apply_backward(p, gradient,
+                             onepass_place_to_write(w, ONEPASS_ROLE_DX, &run, begin, scratch),
+                             both.x, both.dy, weight_at(p, w->buffers.weight, begin),
                              recent_at(w, sums, begin, 0), recent_at(w, sums, begin, 1), count);
-  finish_piece(w, ONEPASS_ROLE_DX, row, begin, count, packed);
+  onepass_finish_piece(w, ONEPASS_ROLE_DX, &run, begin, count, scratch);
 }
 
 /* The same and, of the next row, what gather_backward_piece does. */
@@ -285,7 +250,8 @@ static onepass_row_sums apply_and_gather_piece(const work *w, int64_t row, int64
                                                int64_t count, const onepass_row_gradient *gradient,
                                                const weight_sums *sums, char *packed) {
   const onepass_norm_problem *p = w->problem;
-  if (p->packed) {
+  const onepass_stretch run = row_at(w, row);
+  if (is_in_scratch(p)) {
     apply_backward_piece(w, row, begin, count, gradient, sums, packed);
     return gather_backward_piece(w, row + 1, begin, count, packed);
   }
@@ -294,7 +260,7 @@ static onepass_row_sums apply_and_gather_piece(const work *w, int64_t row, int64
                                  .mean = saved_at(w, ONEPASS_ROLE_MEAN, row + 1),
                                  .rstd = saved_at(w, ONEPASS_ROLE_RSTD, row + 1)};
   return p->kernels->apply_gather_backward(
-      p, gradient, piece_to_write(w, ONEPASS_ROLE_DX, row, begin, packed),
+      p, gradient, onepass_place_to_write(w, ONEPASS_ROLE_DX, &run, begin, packed),
       row_start(w, ONEPASS_ROLE_X, row, begin), row_start(w, ONEPASS_ROLE_DY, row, begin),
       weight_at(p, w->buffers.weight, begin), recent_at(w, sums, begin, 0),
       recent_at(w, sums, begin, 1), count, &next);
@@ -346,7 +312,7 @@ static void backward_rows(void *context, int worker, int64_t begin, int64_t end)
     backward_some_rows(w, begin, end, &weights, packed);
     return;
   }
-  weights.recent = packed_part(p, packed, 3);
+  weights.recent = onepass_piece_at(p, packed, ONEPASS_PIECES);
   for (int64_t block = begin; block < end; block++) {
     weights.total = (double *)(w->workspace + p->partials_at) + block * 2 * p->elements.count;
     start_weight_sums(w, &weights);
@@ -424,7 +390,7 @@ static void apply_backward_columns(const work *w, int64_t begin, int64_t end, ch
   if (onepass_sums_weights(&w->plan->layouts)) {
     weights.begin = begin;
     weights.count = end - begin;
-    weights.total = (double *)packed_part(p, packed, 3);
+    weights.total = (double *)(void *)onepass_piece_at(p, packed, ONEPASS_PIECES);
     weights.recent = (char *)(weights.total + 2 * ONEPASS_NORM_APPLIED);
     start_weight_sums(w, &weights);
   }
@@ -488,8 +454,26 @@ static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
+/* Packed and widened at once. */
+static const void *pack_wide(const work *w, onepass_role role, char *dense) {
+  const onepass_norm_problem *p = w->problem;
+  for (int64_t i = 0; i < p->elements.count; i++) {
+    onepass_store(p->held_weight_type, dense, i,
+                  onepass_load(p->weight_type, onepass_buffer(&w->buffers, role),
+                               onepass_walk_offset(&p->elements, role, i)));
+  }
+  return dense;
+}
+
 static void pack_weights(work *w) {
   const onepass_norm_problem *p = w->problem;
+  if (p->held_weight_type != p->weight_type) {
+    char *dense_weight = w->workspace + p->weights_at;
+    char *dense_bias = dense_weight + p->elements.count * onepass_type_size(p->held_weight_type);
+    if (w->buffers.weight) w->buffers.weight = pack_wide(w, ONEPASS_ROLE_WEIGHT, dense_weight);
+    if (w->buffers.bias) w->buffers.bias = pack_wide(w, ONEPASS_ROLE_BIAS, dense_bias);
+    return;
+  }
   const int64_t n = p->elements.count, size = onepass_type_size(p->weight_type);
   char *dense = w->workspace + p->weights_at;
   if (w->buffers.weight) {
@@ -526,7 +510,17 @@ void onepass_norm_run_cpu(const onepass_plan *plan, const onepass_buffers *buffe
   if (p->widen_weights) widen_weights(&w);
   switch (p->strategy) {
     case ONEPASS_NORM_COLUMNS:
-      onepass_parallel(p->threads, p->tasks, do_strips, &w);
+      onepass_parallel(
+          p->threads, p->tasks,
+          p->op->statistic == ONEPASS_STATISTIC_ABS ? do_strips : onepass_norm_do_strips, &w);
+      break;
+    case ONEPASS_NORM_CELLS:
+    case ONEPASS_NORM_SPLIT_CELLS:
+      onepass_norm_run_cells(&w);
+      break;
+    case ONEPASS_NORM_LANES:
+    case ONEPASS_NORM_SPLIT_LANES:
+      onepass_norm_run_lanes(&w);
       break;
     case ONEPASS_NORM_SPLIT:
       (p->backward ? backward_split : forward_split)(&w);
@@ -544,7 +538,8 @@ void onepass_norm_run_empty(const onepass_plan *plan, const onepass_buffers *buf
   const onepass_norm_problem *p = &plan->problem.norm;
   const work w = {.plan = plan, .problem = p, .buffers = *buffers};
   const onepass_row_scale nothing = {.mean = NAN, .rstd = NAN};
-  for (int64_t row = 0; !p->backward && row < p->rows.count; row++) save(&w, row, &nothing);
+  for (int64_t row = 0; !p->backward && row < p->rows.count; row++)
+    onepass_save_row(&w, row, &nothing);
   for (int64_t i = 0; p->backward && i < p->elements.count; i++) {
     store_weight_gradient(&w, ONEPASS_ROLE_DWEIGHT, i, &(double){0}, 1);
     store_weight_gradient(&w, ONEPASS_ROLE_DBIAS, i, &(double){0}, 1);

@@ -15,7 +15,8 @@ enum { ONEPASS_NORM_APPLIED = 1024 };
 
 #define ONEPASS_WHOLE_ROLES                                                                   \
   (ONEPASS_BIT(ONEPASS_ROLE_X) | ONEPASS_BIT(ONEPASS_ROLE_Y) | ONEPASS_BIT(ONEPASS_ROLE_DY) | \
-   ONEPASS_BIT(ONEPASS_ROLE_DX))
+   ONEPASS_BIT(ONEPASS_ROLE_DX) | ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) |                        \
+   ONEPASS_BIT(ONEPASS_ROLE_SUM) | ONEPASS_BIT(ONEPASS_ROLE_DSUM))
 
 static inline bool onepass_sums_weights(const onepass_layouts *layouts) {
   return onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) || onepass_has(layouts, ONEPASS_ROLE_DBIAS);
@@ -28,7 +29,8 @@ static inline int64_t onepass_divide_up(int64_t a, int64_t b) { return a / b + (
  *   ABS       a: sum of |x|         a: sum of |x|        b: sum of dy x
  *   MOMENTS   a: mean               a: sum of g = dy w   b: sum of g x, or, centered,
  *             b: sum of (x - mean)²                      b: sum of g z    c: sum of z
- *                                                        with z = (x - saved mean) * rstd */
+ *             c: above 0 if a and b                      with z = (x - saved mean) * rstd
+ *             met Inf and no NaN */
 typedef struct onepass_row_sums {
   double a, b, c;
 } onepass_row_sums;
@@ -39,20 +41,21 @@ typedef struct onepass_row_sums {
 typedef struct onepass_row_scale {
   double shift, scale, offset;
   bool centered;
-  double denominator; /* ABS */
+  double denominator; /* ABS and lengths */
   double mean, rstd;  /* MOMENTS: to be saved */
-  bool exact;         /* ABS: scale would not be a normal number: divide in double instead */
+  bool exact;         /* of those scale would not be a normal number: divide in double instead */
   const void *soon_x; /* if not NULL: as many elements as are applied now, wanted next */
 } onepass_row_scale;
 
 /* What backward does to them.
  *   ABS       dx = dy * scale - sign(x) * slope
- *   MOMENTS   dx = (dy w) * rstd + (x - mean) * by_deviation + constant or, centered,
- *             dx = (dy w) * rstd + z * by_z + constant with z = (x - mean) * rstd + offset */
+ *   MOMENTS   dx = (dy w) * by_dy + (x - mean) * by_deviation + constant or, centered,
+ *             dx = (dy w) * by_dy + z * by_z + constant with z = (x - mean) * rstd + offset,
+ *             by_dy being rstd, times the channel's weight if there is one */
 typedef struct onepass_row_gradient {
   double scale, slope;
   double denominator;
-  double mean, rstd, offset, by_z, by_deviation, constant;
+  double mean, rstd, by_dy, offset, by_z, by_deviation, constant;
   bool exact, centered;
   const void *soon_x,
       *soon_dy; /* as many elements as are applied now: brought into the cache meanwhile */
@@ -63,6 +66,26 @@ typedef struct onepass_next_row {
   const void *x, *dy;
   double mean, rstd;
 } onepass_next_row;
+
+/* Lanes side by side, each with sums of its own; and what is done to each, in the type of sums. */
+typedef struct onepass_lane_sums {
+  double *a, *b, *c; /* as in onepass_row_sums; backward always of z */
+} onepass_lane_sums;
+
+typedef struct onepass_lane_scales {
+  void *shift, *scale, *offset;
+} onepass_lane_scales;
+
+typedef struct onepass_lane_gradients {
+  void *mean, *rstd, *by_dy, *by_z, *constant;
+} onepass_lane_gradients;
+
+enum {
+  ONEPASS_LANE_BLOCK = 128, /* positions summed in the type of sums */
+  ONEPASS_LANE_SCRATCH = 3, /* numbers a lane that the kernels want for themselves */
+  ONEPASS_LANE_VALUES = 8,  /* and that tell what is done to it */
+  ONEPASS_LANE_CHUNK = 512  /* positions whose sums are kept together */
+};
 
 typedef struct onepass_norm_kernels {
   /* Rows begin..end, each read once: gathers the next row while it writes this one. */
@@ -92,6 +115,24 @@ typedef struct onepass_norm_kernels {
                           int64_t width, double *scratch);
   void (*backward_columns)(const onepass_norm_problem *problem, void *dx, const void *x,
                            const void *dy, int64_t width, double *scratch);
+  /* Lanes of moments; cpu_lanes.h. `weight` and `bias` are one a position, or NULL. */
+  void (*gather_lanes)(const void *x, const int64_t *at, int64_t count, int64_t width,
+                       int64_t before, const onepass_lane_sums *sums, void *scratch);
+  void (*apply_lanes)(void *y, const int64_t *y_at, const void *x, const int64_t *x_at,
+                      int64_t count, int64_t width, const onepass_lane_scales *scales,
+                      const void *weight, const void *bias);
+  void (*gather_backward_lanes)(const void *x, const int64_t *x_at, const void *dy,
+                                const int64_t *dy_at, int64_t count, int64_t width,
+                                const onepass_lane_gradients *lanes, const void *weight,
+                                const onepass_lane_sums *sums, void *scratch);
+  void (*apply_backward_lanes)(void *dx, const int64_t *dx_at, const void *x, const int64_t *x_at,
+                               const void *dy, const int64_t *dy_at, int64_t count, int64_t width,
+                               const onepass_lane_gradients *lanes, const void *weight);
+  /* Fusions; cpu_stage.h. */
+  void (*stage)(void *to, const void *x, const void *residual, void *sum, int64_t count);
+  void (*unstage)(void *to, const void *from, const void *more, int64_t count);
+  void (*activate)(onepass_activation activation, void *y, int64_t count);
+  void (*pass_slope)(onepass_activation activation, void *dy, const void *at, int64_t count);
 } onepass_norm_kernels;
 
 enum { ONEPASS_COLUMN_SCRATCH = 4 };
@@ -117,6 +158,7 @@ static inline void onepass_merge_forward(onepass_statistic statistic, onepass_ro
     const double apart = chunk.a - row->a, share = count / (before + count);
     row->a += apart * share;
     row->b += chunk.b + apart * apart * before * share;
+    row->c += chunk.c;
   }
 }
 
@@ -160,12 +202,37 @@ static inline double onepass_denominator_of(const onepass_norm_problem *problem,
 }
 
 /* Operators that subtract no mean: how much of z times (sum of g z) the gradient takes off. Where a
- * length is clamped, or is 0, it changes nothing. */
+ * length is clamped, or is lost in the rounding of rstd, it changes nothing. */
 static inline double onepass_share_of_products(const onepass_norm_problem *problem, double rstd) {
   if (problem->op->denominator != ONEPASS_BY_LENGTH) return problem->one_over_n;
   const double rest = 1 - problem->eps * rstd; /* the length's share of the denominator */
-  if (rest <= 0x1p-20) return 0;
+  if (rest <= (problem->type == ONEPASS_TYPE_F64 ? 0x1p-50 : 0x1p-21)) return 0;
   return problem->clamp ? 1 : 1 / rest;
+}
+
+/* What subtracts a mean and divides by a deviation. */
+static inline onepass_row_scale onepass_scale_by_moments(const onepass_norm_problem *problem,
+                                                         double mean, double variance) {
+  onepass_row_scale row = {.mean = mean};
+  row.rstd = row.scale = 1 / __builtin_sqrt(variance + problem->eps);
+  row.centered = onepass_is_far(mean, variance);
+  if (row.centered) {
+    /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
+    row.shift = onepass_round_to_sums(onepass_type_of_sums(problem->type), mean);
+    row.offset = (row.shift - mean) * row.rstd;
+  } else {
+    row.offset = -mean * row.rstd;
+  }
+  return row;
+}
+
+/* What a forward that saved these did. */
+static inline onepass_row_scale onepass_scale_by_saved(double mean, double rstd) {
+  onepass_row_scale row = {.mean = mean, .rstd = rstd, .scale = rstd};
+  row.centered = onepass_is_delicate(mean, rstd);
+  row.shift = row.centered ? mean : 0;
+  row.offset = row.centered ? 0 : -mean * rstd;
+  return row;
 }
 
 static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *problem,
@@ -179,24 +246,18 @@ static inline onepass_row_scale onepass_scale_row(const onepass_norm_problem *pr
     row.exact = onepass_needs_division(sums_type, row.denominator);
   } else if (problem->op->denominator != ONEPASS_BY_DEVIATION) {
     /* The squares of the elements themselves, from those about their mean. */
-    const double mean_square = sums.b * problem->one_over_n + sums.a * sums.a;
-    row.rstd = row.scale =
-        problem->op->denominator == ONEPASS_BY_RMS
-            ? 1 / __builtin_sqrt(mean_square + problem->eps)
-            : 1 / onepass_denominator_of(
-                      problem, __builtin_sqrt(mean_square * (double)problem->elements.count));
-  } else {
-    const double variance = sums.b * problem->one_over_n;
-    row.mean = sums.a;
-    row.rstd = row.scale = 1 / __builtin_sqrt(variance + problem->eps);
-    row.centered = onepass_is_far(row.mean, variance);
-    if (row.centered) {
-      /* A mean of 1e4 rounded to f32 is off by up to 5e-4; what the rounding took is put back. */
-      row.shift = onepass_round_to_sums(sums_type, row.mean);
-      row.offset = (row.shift - row.mean) * row.rstd;
+    double mean_square = sums.b * problem->one_over_n + sums.a * sums.a;
+    if (sums.c > 0) mean_square = __builtin_inf();
+    if (problem->op->denominator == ONEPASS_BY_RMS) {
+      row.rstd = row.scale = 1 / __builtin_sqrt(mean_square + problem->eps);
     } else {
-      row.offset = -row.mean * row.rstd;
+      const double squares = mean_square * (double)problem->elements.count;
+      row.denominator = onepass_denominator_of(problem, __builtin_sqrt(squares));
+      row.rstd = row.scale = 1 / row.denominator;
+      row.exact = onepass_needs_division(sums_type, row.denominator);
     }
+  } else {
+    return onepass_scale_by_moments(problem, sums.a, sums.b * problem->one_over_n);
   }
   return row;
 }
@@ -214,15 +275,16 @@ static inline onepass_row_gradient onepass_gradient_of_row(const onepass_norm_pr
     if (problem->clamp && sums.a * share < problem->eps) row.slope = 0;
     row.exact = onepass_needs_division(onepass_type_of_sums(problem->type), row.denominator);
   } else if (problem->op->denominator != ONEPASS_BY_DEVIATION) {
-    row.rstd = rstd;
+    row.rstd = row.by_dy = rstd;
     row.centered = onepass_is_delicate(0, rstd);
     const double dot = row.centered ? sums.b : rstd * sums.b;
     row.by_z = -rstd * dot * onepass_share_of_products(problem, rstd);
     row.by_deviation = row.by_z * rstd;
   } else {
     row.mean = mean;
-    row.rstd = rstd;
+    row.rstd = row.by_dy = rstd;
     row.centered = onepass_is_delicate(mean, rstd);
+    if (problem->use_running) return row; /* the statistic is no function of x */
     /* The mean of z would be 0 had the saved mean not been rounded. */
     row.offset = row.centered ? -sums.c * one_over_n : 0;
     const double dot =

@@ -24,7 +24,7 @@ typedef struct NAME(saved) {
 
 typedef struct NAME(gradient) {
   V scale, slope, slope_sign; /* ABS: |slope|, and 1 or -1 against its sign */
-  V mean, rstd, offset, by_z, by_deviation, constant; /* MOMENTS */
+  V mean, rstd, by_dy, offset, by_z, by_deviation, constant; /* MOMENTS */
 } NAME(gradient);
 
 ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
@@ -79,7 +79,7 @@ ALWAYS_INLINE V NAME(gradient_vector)(const onepass_statistic statistic, const b
   if (statistic == ONEPASS_STATISTIC_ABS) {
     return FMA(d, r->scale, SIGNED(r->slope, v) * r->slope_sign);
   }
-  const V deviation = v - r->mean, scaled = d * r->rstd;
+  const V deviation = v - r->mean, scaled = d * r->by_dy;
   const V z = FMA(deviation, r->rstd, r->offset);
   const V direct = has_weight ? FMA(scaled, w, r->constant) : scaled + r->constant;
   if (sum_weights) {
@@ -175,6 +175,7 @@ ALWAYS_INLINE NAME(gradient) NAME(gradient_of)(const onepass_row_gradient *row) 
                           .slope_sign = ALL(slope < 0 ? 1 : -1),
                           .mean = ALL((C)row->mean),
                           .rstd = ALL((C)row->rstd),
+                          .by_dy = ALL((C)row->by_dy),
                           .offset = ALL((C)row->offset),
                           .by_z = ALL((C)row->by_z),
                           .by_deviation = ALL((C)row->by_deviation),

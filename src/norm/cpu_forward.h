@@ -200,6 +200,14 @@ NEVER_INLINE onepass_row_sums NAME(moments_in_double)(const T *x, int64_t count)
     const double deviation = (double)GET(x + i) - sums.a;
     sums.b += deviation * deviation;
   }
+  bool infinite = false, not_a_number = false;
+  for (int64_t i = 0; i < count; i++) {
+    const C v = GET(x + i);
+    infinite |= v - v != 0 && v == v;
+    not_a_number |= v != v;
+  }
+  sums.c = infinite && !not_a_number;
+  if (not_a_number) sums.c = (double)NAN;
   return sums;
 }
 
@@ -315,7 +323,7 @@ ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const in
 ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int affine,
                                     const bool stream, const onepass_row_scale *row, T *y,
                                     const T *x, const WT *weight, const WT *bias, int64_t n) {
-  if (statistic == ONEPASS_STATISTIC_ABS && row->exact) {
+  if (row->exact) {
     NAME(divide)(y, x, n, row->denominator);
     return;
   }

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "cpu/simd_math.h"
 #include "cpu/template.h"
 
 enum { SHORT_ROW = 256 }; /* elements; shorter rows are done in batches */

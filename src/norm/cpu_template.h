@@ -27,6 +27,11 @@
 #define ABS          JOIN2(abs_, SUMS)
 #define SIGNED       JOIN2(signed_, SUMS)
 #define ADD_DOTS     JOIN2(add_dots_, ELEMENT)
+#define EXP          JOIN2(exp_, SUMS)
+#define LOGISTIC     JOIN2(logistic_, SUMS)
+#define BELOW        JOIN2(below_, SUMS)
+#define CHOOSE       JOIN2(choose_, SUMS)
+#define CLAMP        JOIN2(clamp_, SUMS)
 #define GET          JOIN2(get_, ELEMENT)
 #define PUT          JOIN2(put_, ELEMENT)
 #define GETW         JOIN2(get_, WEIGHTS)
@@ -86,6 +91,10 @@ ALWAYS_INLINE int64_t NAME(last_vector)(int64_t n) { return n >= W ? n - W : 0; 
 
 #include "norm/cpu_columns.h"
 
+#include "norm/cpu_lanes.h"
+
+#include "norm/cpu_stage.h"
+
 /* Weights in the type of sums, exactly. */
 static void NAME(widen_weights)(void *to, const void *from, int64_t count) {
   C *wide = to;
@@ -110,7 +119,15 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .gather_backward = NAME(gather_backward_moments),
                                    .apply_backward = NAME(apply_backward_moments),
                                    .apply_gather_backward = NAME(apply_gather_backward_moments),
-                                   .widen_weights = NAME(widen_weights)},
+                                   .widen_weights = NAME(widen_weights),
+                                   .gather_lanes = NAME(gather_lanes),
+                                   .apply_lanes = NAME(apply_lanes),
+                                   .gather_backward_lanes = NAME(gather_backward_lanes),
+                                   .apply_backward_lanes = NAME(apply_backward_lanes),
+                                   .stage = NAME(stage),
+                                   .unstage = NAME(unstage),
+                                   .activate = NAME(activate),
+                                   .pass_slope = NAME(pass_slope)},
 };
 
 #undef NAME
@@ -138,6 +155,11 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef ABS
 #undef SIGNED
 #undef ADD_DOTS
+#undef EXP
+#undef LOGISTIC
+#undef BELOW
+#undef CHOOSE
+#undef CLAMP
 #undef GET
 #undef PUT
 #undef GETW

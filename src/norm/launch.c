@@ -1,7 +1,6 @@
 /* How the CPU goes about a normalization: the strategy, the pieces, the threads, the workspace. */
-#include "core/plan.h"
 #include "cpu/machine.h"
-#include "norm/cpu.h"
+#include "norm/cpu_work.h"
 
 enum {
   SEGMENT = 131072,            /* SPLIT: elements of all rows that a thread does together */
@@ -12,7 +11,12 @@ enum {
   LEAST_ROWS_WIDENED = 16,     /* fewer do not pay for widening their weights */
   NARROWEST_STRIP = 64,
   WIDEST_STRIP = 1024,
-  LEAST_LANES = 8 /* COLUMNS: fewer rows side by side are packed instead */
+  LEAST_LANES = 8,        /* COLUMNS: fewer rows side by side are packed instead */
+  LEAST_CHANNELS = 4,     /* LANES: fewer channels side by side are packed instead */
+  CHANNEL_STRIP = 512,    /* LANES: channels done together */
+  STAGED_STRIP = 128,     /* likewise, if they are staged */
+  LONGEST_SPREAD = 256,   /* CELLS: elements of a cell for each of which there is a weight */
+  LEAST_CELL_ALONE = 2048 /* CELLS: bytes; batch_norm takes shorter cells as they lie in memory */
 };
 
 static const unsigned whole_roles = ONEPASS_WHOLE_ROLES;
@@ -85,6 +89,30 @@ static int64_t bytes_of_weights(const onepass_layouts *layouts) {
   return bytes;
 }
 
+/* Whether rows of n elements can wait in a cache while their statistic is made. */
+static bool can_wait(const onepass_norm_problem *p, int64_t rows, int64_t n, int64_t weight_bytes,
+                     int threads) {
+  const int64_t row_bytes = bytes_read_together(p, n);
+  if (row_bytes <= onepass_this_machine()->l2) return true;
+  /* Rows beyond L2 can still wait in the last level, if there are enough of them to keep reading
+   * the next while writing this one, and if it holds both, and the weights that every row needs. */
+  const bool fits = row_bytes <= (onepass_this_machine()->last - weight_bytes) / (2 * threads);
+  return fits && rows >= 4 * (int64_t)threads;
+}
+
+/* Whether channels lie side by side and what is behind them does not, or is nothing. */
+static bool has_lanes(const onepass_layouts *layouts, const onepass_norm_problem *p) {
+  const bool single = p->spatial.count == 1;
+  if (!single && (p->channels < LEAST_CHANNELS || all_dense(layouts, whole_roles, &p->spatial))) {
+    return false;
+  }
+  for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
+    if (!(layouts->present & whole_roles & ONEPASS_BIT(role))) continue;
+    if (p->channels > 1 && p->cells.stride[role][1] != 1) return false;
+  }
+  return true;
+}
+
 /* Where dweight is summed the choice must not depend on the machine or the threads, or the bits
  * would. */
 static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
@@ -96,17 +124,29 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
   }
   const bool side_by_side =
       p->packed || n == 1; /* rows of one element are each other's neighbours */
-  if (side_by_side && p->elements.ndim <= 1 && p->lane_axis >= 0 && p->kernels->forward_columns) {
+  if (side_by_side && p->elements.ndim <= 1 && p->lane_axis >= 0 && !p->staging) {
     return ONEPASS_NORM_COLUMNS;
   }
-  const int64_t row_bytes = bytes_read_together(p, n);
   if (rows < threads && n > chunk_of(p)) return ONEPASS_NORM_SPLIT;
-  if (row_bytes <= onepass_this_machine()->l2) return ONEPASS_NORM_ROWS;
-  /* Rows beyond L2 can still wait in the last level, if there are enough of them to keep reading
-   * the next while writing this one, and if it holds both, and the weights that every row needs. */
-  const int64_t weight_bytes = bytes_of_weights(layouts);
-  const bool fits = row_bytes <= (onepass_this_machine()->last - weight_bytes) / (2 * threads);
-  return fits && rows >= 4 * (int64_t)threads ? ONEPASS_NORM_ROWS : ONEPASS_NORM_SPLIT;
+  return can_wait(p, rows, n, bytes_of_weights(layouts), threads) ? ONEPASS_NORM_ROWS
+                                                                  : ONEPASS_NORM_SPLIT;
+}
+
+/* By channel the choice never shows in the bits. */
+static onepass_norm_strategy choose_by_channel(const onepass_layouts *layouts,
+                                               const onepass_norm_problem *p, int threads) {
+  const bool batch = p->op->view == ONEPASS_VIEW_CHANNELS;
+  if (has_lanes(layouts, p)) {
+    const int64_t slab = p->channels * p->spatial.count;
+    const bool waits = !batch && !p->use_running && p->batches >= threads &&
+                       can_wait(p, p->batches, slab, 0, threads);
+    return waits ? ONEPASS_NORM_LANES : ONEPASS_NORM_SPLIT_LANES;
+  }
+  const int64_t rows = p->rows.count, n = p->elements.count;
+  const bool scattered = batch && p->spatial.count * onepass_type_size(p->type) < LEAST_CELL_ALONE;
+  const bool waits = !p->use_running && !scattered && (rows >= threads || n <= chunk_of(p)) &&
+                     can_wait(p, rows, n, 0, threads);
+  return waits ? ONEPASS_NORM_CELLS : ONEPASS_NORM_SPLIT_CELLS;
 }
 
 /* Whether weights of a half type are better made f32 once than widened again for every row: there
@@ -146,13 +186,30 @@ static int64_t choose_strip(const onepass_norm_problem *p) {
   return fits < WIDEST_STRIP ? fits : WIDEST_STRIP;
 }
 
+/* What is kept of a slab of LANES: sums of chunks, and values of channels. */
+static size_t bytes_of_slab(const onepass_norm_problem *p) {
+  const size_t room = (size_t)(p->channels + 15) / 16 * 16;
+  return (size_t)p->chunks * 3 * (size_t)p->channels * sizeof(double) +
+         ONEPASS_LANE_VALUES * room * (size_t)onepass_type_size(onepass_type_of_sums(p->type));
+}
+
 static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
   const size_t sums_size = (size_t)onepass_type_size(onepass_type_of_sums(p->type));
-  const size_t n = (size_t)p->elements.count, element = (size_t)onepass_type_size(p->type);
+  const size_t n = (size_t)p->elements.count, strip = (size_t)p->strip;
   if (p->strategy == ONEPASS_NORM_COLUMNS) {
-    return (size_t)p->strip * ONEPASS_COLUMN_SCRATCH * sizeof(double);
+    if (p->op->statistic == ONEPASS_STATISTIC_ABS) {
+      return strip * ONEPASS_COLUMN_SCRATCH * sizeof(double);
+    }
+    return strip * 3 * sizeof(double) +
+           (strip + 16) * (ONEPASS_LANE_VALUES + ONEPASS_LANE_SCRATCH) * sums_size;
   }
-  size_t size = p->packed ? 3 * ONEPASS_NORM_CHUNK * element : 0; /* x, dy and the output */
+  if (p->strategy == ONEPASS_NORM_LANES || p->strategy == ONEPASS_NORM_SPLIT_LANES) {
+    size_t lanes = (strip + 16) * ONEPASS_LANE_SCRATCH * sums_size;
+    if (p->staging) lanes += 3 * ONEPASS_LANE_BLOCK * strip * sums_size;
+    if (p->strategy == ONEPASS_NORM_LANES) lanes += 64 + bytes_of_slab(p);
+    return lanes;
+  }
+  size_t size = (size_t)onepass_pieces_kept(p) * onepass_piece_bytes(p);
   if (summing && p->strategy == ONEPASS_NORM_ROWS) size += 2 * n * sums_size;
   if (summing && p->strategy == ONEPASS_NORM_SPLIT) {
     size += 2 * ONEPASS_NORM_APPLIED * (sums_size + sizeof(double));
@@ -173,8 +230,31 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
     p->sums_at = place(&end, rows * (size_t)p->chunks * sizeof(onepass_row_sums));
     p->scales_at = place(&end, p->backward ? 0 : rows * sizeof(onepass_row_scale));
   }
+  const size_t cells = (size_t)(p->runs_are_rows ? p->rows.count : p->cells.count);
+  if (p->strategy == ONEPASS_NORM_SPLIT_CELLS ||
+      (p->strategy == ONEPASS_NORM_CELLS && p->backward)) {
+    p->sums_at = place(&end, cells * (size_t)p->chunks * sizeof(onepass_row_sums));
+  }
+  if (p->strategy == ONEPASS_NORM_SPLIT_CELLS) {
+    p->scales_at = place(
+        &end, rows * (p->backward ? sizeof(onepass_row_gradient) : sizeof(onepass_row_scale)));
+  }
+  if (p->strategy == ONEPASS_NORM_SPLIT_LANES) {
+    const size_t slabs = p->op->view == ONEPASS_VIEW_CHANNELS ? 1 : (size_t)p->batches;
+    const size_t sums = (size_t)p->chunks * 3 * (size_t)p->channels * sizeof(double);
+    p->sums_at = place(&end, slabs * sums);
+    p->scales_at = place(&end, slabs * (bytes_of_slab(p) - sums));
+  }
+  if (p->moves_running || (summing && onepass_norm_by_channel(p))) {
+    p->moments_at = place(&end, (size_t)p->cells.count * 2 * sizeof(double));
+  }
   if (summing && p->strategy == ONEPASS_NORM_ROWS) {
     p->partials_at = place(&end, (size_t)p->tasks * 2 * n * sizeof(double));
+  }
+  if (p->spreads_weights) {
+    const int64_t spread = 2 * p->channels * p->spatial.count;
+    p->weights_at =
+        place(&end, (size_t)(spread * onepass_type_size(onepass_type_of_sums(p->type))));
   }
   if ((p->packed_weights || p->widen_weights) && has_weights) {
     p->weights_at = place(&end, 2 * n * (size_t)onepass_type_size(p->held_weight_type));
@@ -184,11 +264,90 @@ static size_t lay_out_workspace(onepass_norm_problem *p, bool summing, bool has_
   return end;
 }
 
+static const char *const kernel_names[ONEPASS_NORM_STRATEGY_COUNT][2] = {
+    [ONEPASS_NORM_ROWS] = {"rows", "packed_rows"},
+    [ONEPASS_NORM_SPLIT] = {"split_rows", "packed_split_rows"},
+    [ONEPASS_NORM_COLUMNS] = {"columns", "columns"},
+    [ONEPASS_NORM_CELLS] = {"cells", "packed_cells"},
+    [ONEPASS_NORM_SPLIT_CELLS] = {"split_cells", "packed_split_cells"},
+    [ONEPASS_NORM_LANES] = {"lanes", "lanes"},
+    [ONEPASS_NORM_SPLIT_LANES] = {"split_lanes", "split_lanes"}};
+
+/* Something is done besides the norm: pieces go through scratch memory, in the type of sums. */
+static bool is_fused(const onepass_plan *plan) {
+  const unsigned fused = ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_DSUM);
+  return plan->problem.norm.activation || (plan->layouts.present & fused);
+}
+
+static void choose_kernels(onepass_plan *plan, onepass_vector_level level) {
+  onepass_norm_problem *p = &plan->problem.norm;
+  const onepass_statistic statistic = p->op->statistic;
+  const onepass_type wide = onepass_type_of_sums(p->type);
+  const onepass_norm_kernels *own = kernels_at(level, statistic, p->type, p->weight_type);
+  p->held_weight_type = p->weight_type;
+  if (is_fused(plan)) {
+    p->staging = own;
+    p->held_weight_type = wide;
+    if (p->weight_type != wide && !p->packed_weights) p->widen_weights = own->widen_weights;
+    p->kernels = kernels_at(level, statistic, wide, wide);
+    return;
+  }
+  if (worth_widening(&plan->layouts, p)) {
+    p->widen_weights = own->widen_weights;
+    p->held_weight_type = wide;
+  }
+  p->kernels = kernels_at(level, statistic, p->type, p->held_weight_type);
+}
+
+static int64_t count_channel_tasks(const onepass_norm_problem *p) {
+  if (p->strategy == ONEPASS_NORM_CELLS) return p->rows.count;
+  if (p->strategy == ONEPASS_NORM_LANES) return p->batches;
+  return INT64_MAX; /* there are several numbers of pieces; none limits the threads */
+}
+
+/* Weights are not read by the kernels: they become part of each channel's scale. */
+static void plan_channels(onepass_plan *plan, int threads, onepass_vector_level level) {
+  onepass_norm_problem *p = &plan->problem.norm;
+  const onepass_type wide = onepass_type_of_sums(p->type);
+  const bool summing = p->backward && onepass_sums_weights(&plan->layouts);
+  p->packed = !all_dense(&plan->layouts, whole_roles, &p->spatial);
+  p->kernels = kernels_at(level, p->op->statistic, p->type, wide);
+  if (is_fused(plan)) {
+    p->staging = p->kernels;
+    p->kernels = kernels_at(level, p->op->statistic, wide, wide);
+  }
+  p->moves_running =
+      !p->backward && !p->use_running && onepass_has(&plan->layouts, ONEPASS_ROLE_RUNNING_MEAN);
+  threads = onepass_threads_worth(threads, plan->info.bytes);
+  p->strategy = choose_by_channel(&plan->layouts, p, threads);
+  if (p->strategy == ONEPASS_NORM_LANES || p->strategy == ONEPASS_NORM_SPLIT_LANES) {
+    p->packed = false;
+    p->strip = p->staging ? STAGED_STRIP : CHANNEL_STRIP;
+    p->chunks = onepass_divide_up(
+        p->op->view == ONEPASS_VIEW_CHANNELS ? p->elements.count : p->spatial.count,
+        ONEPASS_LANE_CHUNK);
+  } else {
+    p->runs_are_rows = !p->backward && p->op->view == ONEPASS_VIEW_GROUPS &&
+                       all_dense(&plan->layouts, whole_roles, &p->elements);
+    const bool has_weights = plan->layouts.present & weight_roles;
+    p->applies_rows = p->runs_are_rows && (!has_weights || p->spatial.count <= LONGEST_SPREAD);
+    p->spreads_weights = p->applies_rows && has_weights;
+    const int64_t run = p->runs_are_rows ? p->elements.count : p->spatial.count;
+    const bool one_sum = p->backward && p->strategy == ONEPASS_NORM_CELLS;
+    p->chunks = one_sum ? 1 : onepass_divide_up(run, chunk_of(p));
+    p->stream = !p->packed && !p->staging &&
+                (p->applies_rows ? run : p->spatial.count) * onepass_type_size(p->type) >=
+                    LEAST_STREAMED_ROW &&
+                plan->info.bytes > onepass_this_machine()->last;
+  }
+  p->tasks = count_channel_tasks(p);
+  p->threads = p->tasks < threads ? (int)p->tasks : threads;
+  plan->info.kernel = kernel_names[p->strategy][p->packed];
+  plan->info.threads = p->threads;
+  plan->info.workspace = lay_out_workspace(p, summing, false);
+}
+
 void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_level level) {
-  static const char *const kernel_names[ONEPASS_NORM_STRATEGY_COUNT][2] = {
-      [ONEPASS_NORM_ROWS] = {"rows", "packed_rows"},
-      [ONEPASS_NORM_SPLIT] = {"split_rows", "packed_split_rows"},
-      [ONEPASS_NORM_COLUMNS] = {"columns", "columns"}};
   onepass_norm_problem *p = &plan->problem.norm;
   const bool summing = p->backward && onepass_sums_weights(&plan->layouts);
   plan->info.vector = onepass_vector_name(level);
@@ -199,14 +358,13 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   }
   plan->run = onepass_norm_run_cpu;
   p->one_over_n = 1 / (double)p->elements.count;
-  p->held_weight_type = p->weight_type;
+  if (onepass_norm_by_channel(p)) {
+    plan_channels(plan, threads, level);
+    return;
+  }
   p->packed = !all_dense(&plan->layouts, whole_roles, &p->elements);
   p->packed_weights = !all_dense(&plan->layouts, weight_roles, &p->elements);
-  if (worth_widening(&plan->layouts, p)) {
-    p->widen_weights = kernels_at(level, p->op->statistic, p->type, p->weight_type)->widen_weights;
-    p->held_weight_type = ONEPASS_TYPE_F32;
-  }
-  p->kernels = kernels_at(level, p->op->statistic, p->type, p->held_weight_type);
+  choose_kernels(plan, level);
   p->lane_axis = find_lane_axis(&plan->layouts, &p->rows);
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->strategy = choose_strategy(&plan->layouts, p, threads);
@@ -219,7 +377,8 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   p->chunks = onepass_divide_up(p->elements.count, chunk_of(p));
   p->tasks = count_tasks(p);
   p->threads = p->tasks < threads ? (int)p->tasks : threads;
-  p->stream = !p->packed && p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
+  p->stream = !p->packed && !p->staging &&
+              p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
               plan->info.bytes > onepass_this_machine()->last;
   plan->info.kernel = kernel_names[p->strategy][p->packed];
   plan->info.threads = p->threads;

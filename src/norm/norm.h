@@ -50,15 +50,21 @@ typedef struct onepass_norm_operator {
 /* How the CPU goes about it; problem.c says when. */
 typedef enum onepass_norm_strategy {
   ONEPASS_NORM_REFERENCE,
-  ONEPASS_NORM_ROWS,    /* a thread takes whole rows: reads the next while it writes this one */
-  ONEPASS_NORM_SPLIT,   /* all statistics first, then all rows column block by column block */
-  ONEPASS_NORM_COLUMNS, /* lanes run across rows, whose elements are far apart */
+  ONEPASS_NORM_ROWS,        /* a thread takes whole rows: reads the next while it writes this one */
+  ONEPASS_NORM_SPLIT,       /* all statistics first, then all rows column block by column block */
+  ONEPASS_NORM_COLUMNS,     /* lanes run across rows, whose elements are far apart */
+  ONEPASS_NORM_CELLS,       /* by channel: a thread takes whole rows, cell by cell */
+  ONEPASS_NORM_SPLIT_CELLS, /* all statistics first, then all cells */
+  ONEPASS_NORM_LANES,       /* lanes run across channels; a thread takes a batch */
+  ONEPASS_NORM_SPLIT_LANES, /* likewise, all statistics first */
   ONEPASS_NORM_STRATEGY_COUNT
 } onepass_norm_strategy;
 
 typedef struct onepass_norm_problem {
   const onepass_norm_operator *op;
-  const struct onepass_norm_kernels *kernels;
+  const struct onepass_norm_kernels
+      *kernels; /* of the tensors' type, or of that of sums if staged */
+  const struct onepass_norm_kernels *staging; /* if something is fused: to that type and back */
   onepass_norm_strategy strategy;
   bool backward;
   bool divide_by_count; /* the statistic is a mean, not a sum */
@@ -84,14 +90,18 @@ typedef struct onepass_norm_problem {
   int64_t batches, channels, groups;
   onepass_walk cells;   /* [batches, channels], never merged */
   onepass_walk spatial; /* over the elements of a cell */
+  bool runs_are_rows;   /* CELLS forward: the cells of a row lie back to back */
+  bool applies_rows;    /* and are applied together, */
+  bool spreads_weights; /* with a weight and a bias for every element of a batch */
+  bool moves_running;   /* there are running statistics to be moved on */
   int lane_axis;        /* COLUMNS: the axis of `rows` that lies dense in memory */
   int64_t row_block;    /* ROWS backward: rows whose dweight and dbias are summed together */
-  int64_t strip;        /* COLUMNS: rows done together */
+  int64_t strip;        /* COLUMNS: rows, LANES: channels done together */
   int64_t tasks;        /* pieces for the threads to share */
   int64_t chunks;       /* of a row, each summed by itself */
   int64_t segment;      /* SPLIT: elements of all rows done together */
   /* Where things are in the workspace, in bytes from its start. */
-  size_t sums_at, scales_at, partials_at, weights_at, scratch_at, scratch_size;
+  size_t sums_at, scales_at, moments_at, partials_at, weights_at, scratch_at, scratch_size;
 } onepass_norm_problem;
 
 /* What a reference is given: one row, as doubles through these accessors. */

@@ -401,10 +401,9 @@ static void view_as_cells(const onepass_layouts *layouts, int64_t groups,
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Whether the CPU has more than the references for it. */
-static bool has_kernels(const onepass_norm_problem *p, const onepass_layouts *layouts) {
-  const unsigned fusions = FUSED | BIT(DSUM);
-  return !onepass_norm_by_channel(p) && !p->activation && !(layouts->present & fusions);
+/* Nothing to be fast with; what becomes of running statistics and of dweight is the reference's to say. */
+static bool is_empty_by_channel(const onepass_norm_problem *p) {
+  return onepass_norm_by_channel(p) && (p->rows.count == 0 || p->elements.count == 0);
 }
 
 onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
@@ -448,7 +447,7 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
     return (onepass_norm_by_channel(problem) ? onepass_cells_plan_cuda : onepass_norm_plan_cuda)(
         plan, choices.cuda_kernel);
   }
-  if (choices.reference || !has_kernels(problem, &plan->layouts)) {
+  if (choices.reference || is_empty_by_channel(problem)) {
     plan->run = onepass_norm_run_reference;
     plan->info.workspace = onepass_norm_reference_workspace(problem);
   } else {

@@ -144,7 +144,7 @@ typedef struct statistic {
 /* A sum that keeps what its roundings lose: squares, all of one sign, would add up their errors. */
 static void add(double term, double *sum, double *lost) {
   const double kept = term - *lost, more = *sum + kept;
-  *lost = (more - *sum) - kept;
+  *lost = isfinite(more) ? (more - *sum) - kept : 0; /* Inf - Inf would make a NaN of an Inf */
   *sum = more;
 }
 
@@ -198,7 +198,7 @@ void onepass_norm_moments_forward(const onepass_norm_reference *r) {
 static double share_of_products(const onepass_norm_problem *p, double rstd) {
   if (p->op->denominator != ONEPASS_BY_LENGTH) return 1 / (double)p->elements.count;
   const double rest = 1 - p->eps * rstd; /* the length's share of the denominator */
-  if (rest <= 0x1p-20) return 0;
+  if (rest <= (p->type == ONEPASS_TYPE_F64 ? 0x1p-50 : 0x1p-21)) return 0; /* rstd is rounded */
   return p->clamp ? 1 : 1 / rest;
 }
 

@@ -20,7 +20,24 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { ROLES = sizeof(onepass_tensors) / sizeof(void *), SMALL = 64 * 1024 };
-enum { X, WEIGHT, BIAS, Y, MEAN, RSTD, DY, DX, DWEIGHT, DBIAS, INDICES = ROLES - 1 };
+enum {
+  X,
+  WEIGHT,
+  BIAS,
+  Y,
+  MEAN,
+  RSTD,
+  DY,
+  DX,
+  DWEIGHT,
+  DBIAS,
+  RESIDUAL,
+  SUM,
+  DSUM,
+  RUNNING_MEAN,
+  RUNNING_VAR,
+  INDICES
+};
 
 static void require(int holds, const char *what) {
   if (holds) return;
@@ -126,9 +143,29 @@ static void fit_pooled(part *p, const onepass_pool *pool) {
   }
 }
 
+static int is_saved(int role) { return role == MEAN || role == RSTD; }
+
+static int is_weight(int role) {
+  return role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS ||
+         role == RUNNING_MEAN || role == RUNNING_VAR;
+}
+
+/* The same for operators by channel. */
+static void fit_channels(part *p, const part *x, int role, const onepass_norm *norm) {
+  const int ndim = x->tensor.ndim;
+  if (ndim < 2) return;
+  if (is_weight(role) || (is_saved(role) && norm->op == ONEPASS_BATCH_NORM)) {
+    p->tensor.ndim = 1;
+    p->shape[0] = x->shape[1];
+  } else if (is_saved(role)) {
+    p->tensor.ndim = 2;
+    p->shape[1] = norm->groups;
+  }
+}
+
 /* A tensor of the shape that x asks of this role, so that the checks further in are reached. */
 static void fit(part *p, const part *x, int role, int is_pool, const onepass_pool *pool,
-                int first) {
+                const onepass_norm *norm, int first) {
   int ndim = x->tensor.ndim;
   *p = *x;
   p->tensor.strides = NULL;
@@ -139,12 +176,17 @@ static void fit(part *p, const part *x, int role, int is_pool, const onepass_poo
   if (is_pool && (role == Y || role == DY || role == INDICES)) fit_pooled(p, pool);
   if (is_pool && role == INDICES) p->tensor.dtype = ONEPASS_I64;
   if (first < 0 || first >= ndim) first = ndim - 1;
-  if (role == MEAN || role == RSTD) {
-    p->tensor.dtype = x->tensor.dtype.bits == 64 ? ONEPASS_F64 : ONEPASS_F32;
-    for (int d = first; d < ndim; d++) p->shape[d] = 1;
-  } else if (role == WEIGHT || role == BIAS || role == DWEIGHT || role == DBIAS) {
-    p->tensor.ndim = ndim - first;
-    memcpy(p->shape, x->shape + first, (size_t)(ndim - first) * sizeof *p->shape);
+  int count = ndim - first;
+  if (norm->axes > 0 && norm->axes < count) count = norm->axes;
+  if (norm->axes == 0 && (norm->op == ONEPASS_L1_NORM || norm->op == ONEPASS_L2_NORM)) count = 1;
+  if (is_saved(role)) p->tensor.dtype = x->tensor.dtype.bits == 64 ? ONEPASS_F64 : ONEPASS_F32;
+  if (norm->op == ONEPASS_GROUP_NORM || norm->op == ONEPASS_BATCH_NORM) {
+    fit_channels(p, x, role, norm);
+  } else if (is_saved(role)) {
+    for (int d = first; d < first + count; d++) p->shape[d] = 1;
+  } else if (is_weight(role)) {
+    p->tensor.ndim = count;
+    memcpy(p->shape, x->shape + first, (size_t)count * sizeof *p->shape);
   }
   link_part(p);
 }
@@ -289,7 +331,7 @@ static void plan_and_run(source *s, int is_pool, part *parts, const onepass_norm
 }
 
 /* Which roles a call uses: norm forward and backward, then those of each pool. */
-static const char used[8][ROLES + 1] = {"1221220000000000", "1200111122000000", "1001000000000000",
+static const char used[8][ROLES + 1] = {"1221220000220220", "1220111122002000", "1001000000000000",
                                         "0000001100000000", "1001000000000002", "0000001100000001",
                                         "1001000000000000", "1001001100000000"};
 
@@ -313,6 +355,48 @@ static void take_pool(source *s, onepass_pool *pool) {
   if (pool->op == ONEPASS_LP_POOL) pool->p = take_byte(s) < 192 ? 2 : take_double(s);
 }
 
+/* Those that this operator has no use for, most of the time left out. */
+static char use_of(const onepass_norm *norm, int role, char use) {
+  const int by_channel = norm->op == ONEPASS_GROUP_NORM || norm->op == ONEPASS_BATCH_NORM;
+  const int plain = norm->op == ONEPASS_L1_NORM || norm->op == ONEPASS_L2_NORM;
+  const int centered = by_channel || norm->op == ONEPASS_LAYER_NORM;
+  if (role == RUNNING_MEAN || role == RUNNING_VAR) {
+    if (!by_channel) return '0';
+    return norm->use_running && use != '0' ? '1' : use;
+  }
+  if (plain && (is_weight(role) || role == RESIDUAL || role == SUM || role == DSUM)) return '0';
+  if (!centered && (role == MEAN || role == BIAS || role == DBIAS)) return '0';
+  if (norm->op == ONEPASS_L1_NORM && role == RSTD) return '0';
+  if (role == BIAS && norm->direction == ONEPASS_BACKWARD && !norm->activation) return '0';
+  return use;
+}
+
+/* Mostly what makes sense for the operator. */
+static void take_options(source *s, onepass_norm *norm) {
+  const int by_channel = norm->op == ONEPASS_GROUP_NORM || norm->op == ONEPASS_BATCH_NORM;
+  const int plain = norm->op == ONEPASS_L1_NORM || norm->op == ONEPASS_L2_NORM;
+  const uint8_t flags = take_byte(s);
+  if (by_channel || (flags & 7) == 7) norm->use_running = flags >> 3 & 1;
+  if (by_channel) norm->momentum = (flags & 0x30) == 0x30 ? take_double(s) : 0.5;
+  if (by_channel && (flags & 7) != 7) norm->axis = 0;
+  if (!by_channel) norm->axes = (int32_t)take_likely(s, 0, 2);
+  if (plain || (flags & 7) == 6) norm->clamp = flags >> 6 & 1;
+  if (!plain || (flags & 7) == 5) norm->activation = (onepass_activation)take_likely(s, 0, 5);
+  if (norm->op == ONEPASS_GROUP_NORM || (flags & 7) == 4) norm->groups = take_likely(s, 1, 6);
+}
+
+static void take_enumerations(source *s, onepass_norm *norm, onepass_pool *pool) {
+  norm->op = (onepass_norm_op)take_int(s);
+  norm->direction = pool->direction = (onepass_direction)take_int(s);
+  norm->reduction = (onepass_reduction)take_int(s);
+  norm->axes = (int32_t)take_int(s);
+  norm->groups = take_int(s);
+  norm->activation = (onepass_activation)take_int(s);
+  norm->momentum = take_double(s);
+  pool->op = (onepass_pool_op)take_int(s);
+  pool->spatial = (int32_t)take_int(s);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   source s = {data, size};
   uint8_t flags = take_byte(&s);
@@ -320,34 +404,36 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   part parts[ROLES];
   onepass_norm norm = {0};
   onepass_pool pool = {0};
-  norm.op = (onepass_norm_op)(flags >> 6 & 1);
+  norm.op = (onepass_norm_op)(take_byte(&s) % (ONEPASS_BATCH_NORM + 1));
   norm.direction = pool.direction = (onepass_direction)backward;
   norm.axis = (int32_t)take_likely(&s, -3, 6);
   norm.reduction = norm.op == ONEPASS_L1_NORM ? (onepass_reduction)(flags >> 7) : ONEPASS_MEAN;
   norm.eps = take_double(&s);
+  take_options(&s, &norm);
   take_pool(&s, &pool);
   const int pool_row = 2 * (1 + (int)pool.op);
-  if (!fitting) { /* one in sixteen: the enumerations are anything, too */
-    norm.op = (onepass_norm_op)take_int(&s);
-    norm.direction = pool.direction = (onepass_direction)take_int(&s);
-    norm.reduction = (onepass_reduction)take_int(&s);
-    pool.op = (onepass_pool_op)take_int(&s);
-    pool.spatial = (int32_t)take_int(&s);
-  }
+  if (!fitting) take_enumerations(&s, &norm, &pool); /* one in sixteen: they are anything, too */
   take_tensor(&s, &parts[X]);
   int ndim = parts[X].tensor.ndim;
+  if (fitting && norm.op == ONEPASS_GROUP_NORM && norm.use_running && ndim > 1) {
+    norm.groups = parts[X].shape[1]; /* only channels of their own have running statistics */
+  }
   int first = norm.axis < 0 && ndim > 0 ? norm.axis + ndim : norm.axis;
   part x = parts[X];
   x.tensor.shape = x.shape;
   for (int r = 0; r < ROLES; r++) {
     char use = used[(is_pool ? pool_row : 0) + backward][r];
-    if (norm.op == ONEPASS_L1_NORM && !is_pool && r != X && r != Y && r != DY && r != DX) use = '0';
+    if (!is_pool) use = use_of(&norm, r, use);
     if (fitting) {
-      if (r != X) fit(&parts[r], &x, r, is_pool, &pool, first);
+      if (r != X) fit(&parts[r], &x, r, is_pool, &pool, &norm, first);
     } else if (r != X) {
       take_tensor(&s, &parts[r]);
     }
     parts[r].present = use == '1' || (use == '2' && take_byte(&s) % 4);
+  }
+  if (!is_pool && fitting) { /* pairs */
+    parts[SUM].present &= parts[RESIDUAL].present;
+    parts[RUNNING_VAR].present = parts[RUNNING_MEAN].present;
   }
   if (fitting) {
     for (int breaks = take_byte(&s) % 4; breaks > 0; breaks--) break_field(&s, parts);

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onepass_c import CUDA_KERNELS, DTYPES, Array, Dtype, Options, compact_strides, round_to
 
 __all__ = [
-    "NormCase", "PoolCase", "RECIPES", "array_for", "close", "draw_values", "dtypes", "layouts",
-    "norm_cases", "pool_cases", "row_indices", "sum_constant",
+    "Layout", "NormCase", "PoolCase", "RECIPES", "array_for", "close", "draw_values", "dtypes", "layouts",
+    "norm_cases", "pool_cases", "row_indices", "shapes", "sum_constant",
 ]
 
 dtypes = st.sampled_from([DTYPES[name] for name in ("f32", "f64", "f16", "bf16")])

@@ -1,0 +1,99 @@
+/* What the strategies on CPU threads share: the work at hand, and pieces of rows or cells as the kernels
+ * want them: dense, and, where something is fused, summed with the residual and in the type of sums. */
+#ifndef ONEPASS_NORM_CPU_WORK_H
+#define ONEPASS_NORM_CPU_WORK_H
+
+#include "core/plan.h"
+#include "norm/cpu.h"
+
+typedef struct onepass_norm_work {
+  const onepass_plan *plan;
+  const onepass_norm_problem *problem;
+  onepass_buffers buffers; /* with weight and bias dense */
+  char *workspace;
+} onepass_norm_work;
+
+/* Elements that a walk visits, from where another walk is at `number`: a row, or a cell. */
+typedef struct onepass_stretch {
+  const onepass_walk *runs;
+  int64_t number;
+  const onepass_walk *elements;
+} onepass_stretch;
+
+static inline int64_t onepass_least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline char *onepass_scratch_for(const onepass_norm_work *w, int worker) {
+  if (!w->problem->scratch_size) return NULL;
+  return w->workspace + w->problem->scratch_at + (size_t)worker * w->problem->scratch_size;
+}
+
+/* A worker's scratch begins with pieces of ONEPASS_NORM_CHUNK elements, if rows are packed or staged. */
+enum {
+  ONEPASS_PACKED_X,  /* also packed outputs */
+  ONEPASS_PACKED_DY, /* or the residual */
+  ONEPASS_PACKED_MORE,
+  ONEPASS_STAGED_X,
+  ONEPASS_STAGED_DY,
+  ONEPASS_STAGED_OUTPUT,
+  ONEPASS_PIECES
+};
+
+static inline size_t onepass_piece_bytes(const onepass_norm_problem *p) {
+  return ONEPASS_NORM_CHUNK * (size_t)onepass_type_size(onepass_type_of_sums(p->type));
+}
+
+static inline int onepass_pieces_kept(const onepass_norm_problem *p) {
+  return p->staging ? ONEPASS_PIECES : p->packed ? ONEPASS_STAGED_X : 0;
+}
+
+static inline char *onepass_piece_at(const onepass_norm_problem *p, char *scratch, int piece) {
+  if (piece > onepass_pieces_kept(p)) piece = onepass_pieces_kept(p); /* the rest of the scratch */
+  return scratch + (size_t)piece * onepass_piece_bytes(p);
+}
+
+/* Where a run's element `begin` is. */
+static inline char *onepass_element_at(const onepass_norm_work *w, onepass_role role,
+                                       const onepass_stretch *run, int64_t begin) {
+  return onepass_buffer(&w->buffers, role) +
+         (onepass_walk_offset(run->runs, role, run->number) + begin) *
+             onepass_type_size(w->problem->type);
+}
+
+/* Elements begin..begin+count of a run, at most a chunk of them if they are packed or staged: x forward, with
+ * the residual added; `again` if they have been read before. */
+const char *onepass_read_summed(const onepass_norm_work *w, const onepass_stretch *run,
+                                int64_t begin, int64_t count, bool again, char *scratch);
+/* The same of x and dy backward, in that order. */
+const char *onepass_read_x(const onepass_norm_work *w, const onepass_stretch *run, int64_t begin,
+                           int64_t count, char *scratch);
+const char *onepass_read_dy(const onepass_norm_work *w, const onepass_stretch *run, int64_t begin,
+                            int64_t count, char *scratch);
+/* dy as it was before the activation, which was of what `before` makes of x. */
+void onepass_pass_activation(const onepass_norm_work *w, const char *x, char *dy,
+                             const onepass_row_scale *before, const char *weight, const char *bias,
+                             int64_t count, char *scratch);
+
+/* Where to write such a piece of y or dx, and, once it is written, bringing it there. */
+char *onepass_place_to_write(const onepass_norm_work *w, onepass_role role,
+                             const onepass_stretch *run, int64_t begin, char *scratch);
+void onepass_finish_piece(const onepass_norm_work *w, onepass_role role, const onepass_stretch *run,
+                          int64_t begin, int64_t count, char *scratch);
+
+double onepass_saved_at(const onepass_norm_work *w, onepass_role role, int64_t row);
+void onepass_save_row(const onepass_norm_work *w, int64_t row, const onepass_row_scale *scale);
+
+/* A weight, a bias or a running statistic; `otherwise` where the plan has none. */
+double onepass_channel_value(const onepass_norm_work *w, onepass_role role, int64_t channel,
+                             double otherwise);
+void onepass_put_channel_value(const onepass_norm_work *w, onepass_role role, int64_t channel,
+                               double value);
+/* Move the running statistics of a channel towards these, which its rows have on average. */
+void onepass_move_running(const onepass_norm_work *w, int64_t channel, double mean,
+                          double variance);
+
+/* By channel, cell by cell: cpu_cells.c. Lane by lane, of channels and of rows: cpu_lanes.c. */
+void onepass_norm_run_cells(onepass_norm_work *w);
+void onepass_norm_run_lanes(onepass_norm_work *w);
+void onepass_norm_do_strips(void *work, int worker, int64_t begin, int64_t end);
+
+#endif
