@@ -183,8 +183,10 @@ static void add_line_windows(list *list) {
       for (int k = 0; k < padding_count; k++)
         for (unsigned flags = 0; flags < 4; flags++) {
           /* quick: one padding and one pair of flags for each kernel and stride */
-          bool chosen = k == (i + j) % padding_count && flags == (unsigned)(i + 3 * j) % 4;
-          if (list->effort != EFFORT_QUICK || chosen)
+          bool one_of_flags = flags == (unsigned)(i + 3 * j + k) % 4;
+          bool one_of_all = one_of_flags && k == (i + j) % padding_count;
+          bool all = list->effort == EFFORT_FULL || list->common.problem.op->is_main;
+          if (list->effort == EFFORT_QUICK ? one_of_all : all || one_of_flags)
             add_line_window(list, (window){kernel, strides[j], paddings[k], 1}, flags | 256);
         }
   }
