@@ -154,6 +154,9 @@ static row_terms forward_terms(const trial *trial, const double *x, int64_t row)
   terms.mean_error = slack * magnitude / n;
   terms.shift = terms.mean_error * terms.rstd;
   terms.stretch += terms.shift * terms.shift;
+  /* the parts of a row that lie apart are merged by their means, doubles that are rounded, too */
+  if (weights_by_channel(problem->op))
+    terms.stretch += 0x1p-53 * fabs(terms.mean) / sqrt(terms.variance + eps);
   return terms;
 }
 
@@ -195,7 +198,9 @@ static void add_running(const trial *trial, const space *space, int64_t row,
   space->bias_off[channel] += terms->mean_error;
   space->weight_terms[channel] += terms->variance * unbiased;
   space->weight_off[channel] +=
-      (2 * slack * terms->variance + terms->mean_error * terms->mean_error) * unbiased;
+      (2 * slack * terms->variance + terms->mean_error * terms->mean_error +
+       0x1p-52 * fabs(terms->mean) * sqrt(terms->variance)) *
+      unbiased;
 }
 
 static void judge_moments_forward(const trial *trial, const space *space, int64_t row) {
@@ -288,7 +293,9 @@ static gradient gradient_of(const trial *trial, const space *space, const row_te
   double slack = trial->unit * sum_slack(trial, 1), weight = space->weight[w];
   double normalized = (x - terms->mean) * terms->rstd;
   double before = normalized * weight + space->bias[w];
-  double off = fabs(weight) * (fabs(normalized) * slack + terms->shift) +
+  /* the sums of a row cannot wait for its mean: slopes are taken with the saved one, rounded */
+  double saved = trial->unit * fabs(terms->mean) * terms->rstd;
+  double off = fabs(weight) * (fabs(normalized) * slack + terms->shift + 2 * saved) +
                2 * trial->unit * fabs(space->bias[w]);
   gradient found = {.normalized = fabs(normalized)};
   found.of_y = fabs(dy * slope_near(trial->problem->norm.activation, before));

@@ -105,12 +105,10 @@ static int64_t window_size(const planes *planes) {
 
 static bool is_lp(const trial *trial) { return trial->problem->op->pool == ONEPASS_LP_POOL; }
 
-/* Make values into the magnitudes of their powers; 0 has no part in anything. */
+/* Make values into the magnitudes of their powers. */
 static void take_powers(double *values, int64_t count, double exponent) {
-  for (int64_t i = 0; i < count; i++)
-    values[i] = values[i] == 0  ? 0
-                : exponent == 1 ? fabs(values[i])
-                                : pow(fabs(values[i]), exponent);
+  for (int64_t i = 0; i < count && exponent != 1; i++) values[i] = pow(fabs(values[i]), exponent);
+  for (int64_t i = 0; i < count && exponent == 1; i++) values[i] = fabs(values[i]);
 }
 
 static void add_element(const planes *planes, int64_t output, int64_t element, double divisor) {
@@ -178,11 +176,15 @@ static void judge_plane_backward(const trial *trial, const planes *planes, int64
   if (has_role(trial->problem, X)) {
     operand_load(&trial->want[X], plane * planes->length, 1, planes->length, planes->x);
     operand_load(&trial->want[Y], plane * planes->pooled, 1, planes->pooled, planes->y);
+    for (int64_t i = 0; i < planes->pooled; i++)
+      planes->dy[i] = planes->y[i] == 0 ? 0 : planes->dy[i]; /* no powers, no gradient */
     take_powers(planes->y, planes->pooled, 1 - trial->problem->pool.p);
     take_powers(planes->x, planes->length, trial->problem->pool.p - 1);
   }
-  for (int64_t i = 0; i < planes->pooled; i++)
-    planes->dy[i] = fabs(planes->dy[i]) * (is_lp(trial) ? planes->y[i] : 1);
+  for (int64_t i = 0; i < planes->pooled; i++) {
+    planes->dy[i] = fabs(planes->dy[i]);
+    if (is_lp(trial) && planes->dy[i] != 0) planes->dy[i] *= planes->y[i];
+  }
   for (int64_t i = 0; i < planes->length; i++) planes->terms[i] = 0;
   if (trial->problem->op->pool == ONEPASS_MAX_POOL)
     add_maxima(trial, planes, plane);

@@ -326,7 +326,10 @@ bool problem_operands(const problem *problem, layout layout, operand operands[RO
     operand->device = (onepass_device){ONEPASS_CPU, 0};
     operand->dtype = role_dtype(problem, role);
     operand->ndim = role_shape(problem, role, operand->shape);
-    if (!lay_out(operand, layout, role_is_output(problem, role))) return false;
+    /* what does not have the batches cannot repeat along them, and statistics must be right */
+    bool saved = (ROLE_BIT(MEAN) | ROLE_BIT(RSTD)) & ROLE_BIT(role);
+    bool kept = saved && problem->op->rows == ROWS_CHANNELS;
+    if (!lay_out(operand, layout, kept || role_is_output(problem, role))) return false;
   }
   return true;
 }
