@@ -3,227 +3,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "bench_lines.h"
 #include "buffers.h"
 #include "cli.h"
 #include "gpu.h"
 #include "measure.h"
-#include "options.h"
-#include "problem.h"
 #include "table.h"
 
 static const char *const direction_choices[] = {"fwd", "bwd", "both", NULL};
-static const char *const vector_choices[] = {"best", "baseline", "avx2",      "avx512",
-                                             "sse2", "neon",     "neon_bf16", NULL};
-
-enum { BOTH_DIRECTIONS = 2, NOT_GIVEN = INT32_MIN, MOST_LINES = 64 };
-
-/* What the command line asks for. */
-typedef struct request {
-  int op, dtype, direction, vector, device, cuda_kernel;
-  shape shape;
-  int64_t axis, kernel, stride, padding, threads, repetitions;
-  bool json, verbose;
-  gpu *gpu; /* NULL: the CPU */
-} request;
-
-/* The lines to be measured, all known to be possible before the first is. */
-typedef struct lines {
-  problem problems[MOST_LINES];
-  int count;
-} lines;
-
-/* ---- Which lines ---- */
-
-typedef struct standard_shape {
-  op_kind op;
-  shape shape;
-} standard_shape;
-
-enum { STANDARD_SHAPES = 4 };
-
-/* f32 tensors of 256 MiB or a little more. */
-static const standard_shape standard_shapes[STANDARD_SHAPES] = {
-    {OP_L1_NORM, {2, {1024, 65535}}},
-    {OP_LAYER_NORM, {2, {65536, 1024}}},
-    {OP_LAYER_NORM, {4, {16, 64, 256, 256}}},
-    {OP_AVG_POOL1D, {3, {8, 128, 65536}}}};
-
-/* Up to 8 GiB. */
-static const standard_shape gpu_shapes[STANDARD_SHAPES] = {{OP_L1_NORM, {2, {32768, 65535}}},
-                                                           {OP_LAYER_NORM, {2, {32768, 1024}}},
-                                                           {OP_LAYER_NORM, {4, {16, 64, 256, 256}}},
-                                                           {OP_AVG_POOL1D, {3, {64, 128, 65536}}}};
-
-static problem make_problem(const request *request, op_kind op, onepass_direction direction,
-                            int dtype, const shape *shape) {
-  problem problem = {.op = op,
-                     .direction = direction,
-                     .dtype = dtype_at(dtype),
-                     .weight_dtype = dtype_at(dtype),
-                     .ndim = shape->ndim,
-                     .weight = true,
-                     .bias = true,
-                     .stats = true,
-                     .eps = op == OP_LAYER_NORM ? 1e-5 : 0,
-                     .count_include_pad = true};
-  memcpy(problem.shape, shape->sizes, sizeof problem.shape);
-  int64_t axis = op == OP_LAYER_NORM && shape->ndim == 4 ? -3 : -1;
-  if (request->axis != NOT_GIVEN) axis = request->axis;
-  problem.axis = (int32_t)(axis < 0 ? axis + shape->ndim : axis);
-  problem.kernel = request->kernel != NOT_GIVEN ? request->kernel : 8;
-  problem.stride = request->stride != NOT_GIVEN ? request->stride : 1;
-  problem.padding = request->padding != NOT_GIVEN ? request->padding : problem.kernel / 2;
-  return problem;
-}
-
-static int32_t vector_level(const request *request) {
-  const int32_t levels[] = {ONEPASS_VECTOR_BEST,     ONEPASS_VECTOR_BASELINE,
-                            ONEPASS_VECTOR_AVX2,     ONEPASS_VECTOR_AVX512,
-                            ONEPASS_VECTOR_BASELINE, ONEPASS_VECTOR_BASELINE,
-                            ONEPASS_VECTOR_NEON_BF16};
-  return levels[request->vector];
-}
-
-/* The library's own opinion, in its own words. */
-static int check_plan(const request *request, const problem *problem) {
-  operand operands[ROLES];
-  problem_operands(problem, LAYOUT_COMPACT, operands);
-  if (request->gpu) operands_on((onepass_device){ONEPASS_CUDA, request->gpu->device}, operands);
-  onepass_options options = {.threads = (int32_t)request->threads,
-                             .vector_level = vector_level(request),
-                             .cuda_kernel = request->cuda_kernel};
-  onepass_plan *plan = NULL;
-  onepass_plan_info info = {0};
-  onepass_status status = problem_plan(problem, operands, &options, &plan);
-  if (status == ONEPASS_OK) status = onepass_plan_describe(plan, &info);
-  onepass_plan_destroy(plan);
-  if (status != ONEPASS_OK)
-    return usage_error("bench", "%s: %s", op_choices[problem->op], onepass_last_message());
-  /* sse2 and neon are both the baseline, each of its own kind of CPU */
-  const char *name = vector_choices[request->vector];
-  bool generic = options.vector_level == ONEPASS_VECTOR_BEST || strcmp(name, "baseline") == 0;
-  if (generic || strcmp(name, info.vector) == 0) return 0;
-  return usage_error("bench", "--vector %s: this CPU does not have it; its baseline is %s", name,
-                     info.vector);
-}
-
-/* What there is: on the host, and on the device where there is one. */
-static memory_need memory_there(const request *request) {
-  return (memory_need){available_memory(), request->gpu ? gpu_available(request->gpu) : 0};
-}
-
-static int lacks_memory(const problem *problem, const char *kind, int64_t bytes,
-                        int64_t available) {
-  char text[192], needed[32], there[32];
-  format_shape(text, sizeof text, problem->shape, problem->ndim);
-  format_bytes(needed, sizeof needed, (double)bytes);
-  format_bytes(there, sizeof there, (double)available);
-  return usage_error("bench", "--shape %s: %s %s %s needs %s of %s, %s is available", text,
-                     op_choices[problem->op], direction_name(problem->direction),
-                     dtype_name(problem->dtype), needed, kind, there);
-}
-
-static int check_memory(const request *request, const problem *problem) {
-  memory_need need = measure_memory(problem, request->gpu), there = memory_there(request);
-  if (need.host < 0) {
-    char text[192];
-    format_shape(text, sizeof text, problem->shape, problem->ndim);
-    return usage_error("bench", "--shape %s: too large: its bytes do not fit in 64 bits", text);
-  }
-  if (need.device > there.device)
-    return lacks_memory(problem, "device memory", need.device, there.device);
-  if (need.host > there.host) return lacks_memory(problem, "memory", need.host, there.host);
-  return 0;
-}
-
-static int check_axis(const request *request, const problem *problem) {
-  if (problem->op == OP_AVG_POOL1D || (problem->axis >= 0 && problem->axis < problem->ndim))
-    return 0;
-  return usage_error("bench",
-                     "--axis %" PRId64 ": expected %" PRId32 " to %" PRId32
-                     " for a shape of %" PRId32 " sizes",
-                     request->axis, -problem->ndim, problem->ndim - 1, problem->ndim);
-}
-
-/* Add one line, or say why not. An operator that was not asked for by name and does not suit the
- * shape is left out without a word. */
-static int add_line(const request *request, problem problem, lines *lines) {
-  bool named = request->op != OP_COUNT;
-  int failed = check_axis(request, &problem);
-  if (failed) return failed;
-  if (problem.op == OP_AVG_POOL1D) {
-    if (!named && (problem.ndim < 2 || problem.ndim > 3)) return 0;
-    onepass_status status =
-        onepass_pool_length(problem.shape[problem.ndim - 1], problem.kernel, problem.stride,
-                            problem.padding, problem.ceil_mode, &problem.pooled);
-    if (status == ONEPASS_BAD_KERNEL && !named && request->kernel == NOT_GIVEN) return 0;
-    if (status != ONEPASS_OK)
-      return usage_error("bench", "%s: %s", op_choices[problem.op], onepass_last_message());
-  }
-  failed = check_memory(request, &problem);
-  if (!failed) failed = check_plan(request, &problem);
-  if (failed) return failed;
-  lines->problems[lines->count++] = problem;
-  return 0;
-}
-
-/* Halve the first size until the lines fit into half of the memory. */
-static shape shape_that_fits(const request *request, const standard_shape *standard, int dtype) {
-  shape shape = standard->shape;
-  memory_need there = memory_there(request);
-  for (; shape.sizes[0] > 1; shape.sizes[0] /= 2) {
-    problem problem = make_problem(request, standard->op, ONEPASS_BACKWARD, dtype, &shape);
-    problem.pooled = shape.sizes[shape.ndim - 1] + 1;
-    memory_need need = measure_memory(&problem, request->gpu);
-    if (need.host <= there.host / 2 && need.device <= there.device / 2) break;
-  }
-  return shape;
-}
-
-static int add_shape(const request *request, op_kind op, const shape *shape, int dtype,
-                     lines *lines) {
-  for (int direction = 0; direction < BOTH_DIRECTIONS; direction++) {
-    if (request->direction != BOTH_DIRECTIONS && request->direction != direction) continue;
-    problem problem = make_problem(request, op, (onepass_direction)direction, dtype, shape);
-    int failed = add_line(request, problem, lines);
-    if (failed) return failed;
-  }
-  return 0;
-}
-
-static int add_op(const request *request, op_kind op, int dtype, lines *lines) {
-  if (request->shape.ndim) return add_shape(request, op, &request->shape, dtype, lines);
-  const standard_shape *shapes = request->gpu ? gpu_shapes : standard_shapes;
-  for (int i = 0; i < STANDARD_SHAPES; i++) {
-    if (shapes[i].op != op) continue;
-    shape shape = shape_that_fits(request, &shapes[i], dtype);
-    int failed = add_shape(request, op, &shape, dtype, lines);
-    if (failed) return failed;
-  }
-  return 0;
-}
-
-static int collect_lines(const request *request, lines *lines) {
-  for (op_kind op = 0; op < OP_COUNT; op++)
-    for (int dtype = 0; dtype < DTYPES; dtype++) {
-      if (request->op != OP_COUNT && request->op != (int)op) continue;
-      if (request->dtype != DTYPES && request->dtype != dtype) continue;
-      int failed = add_op(request, op, dtype, lines);
-      if (failed) return failed;
-    }
-  return 0;
-}
 
 /* ---- Output ---- */
-
-/* What a line says beside its shape: "axis 1", or "k8 s1 p4". */
-static void format_arguments(char *text, size_t size, const problem *problem) {
-  if (problem->op == OP_AVG_POOL1D)
-    snprintf(text, size, "k%" PRId64 " s%" PRId64 " p%" PRId64, problem->kernel, problem->stride,
-             problem->padding);
-  else
-    snprintf(text, size, "axis %" PRId32, problem->axis - problem->ndim);
-}
 
 static void format_time(char *text, size_t size, double seconds) {
   if (seconds < 1e-3)
@@ -241,21 +30,38 @@ static void print_launch_json(json *json, const measurement *measured) {
   json_number(json, "host_us", measured->host_seconds * 1e6);
 }
 
+/* One number along one axis, otherwise an array. */
+static void print_sizes_json(json *json, const char *name, const int64_t *sizes, int32_t count) {
+  if (count == 1)
+    json_integer(json, name, sizes[0]);
+  else
+    json_sizes(json, name, sizes, count);
+}
+
+static void print_arguments_json(json *json, const problem *problem) {
+  const op_entry *op = problem->op;
+  if (takes_window(op)) {
+    print_sizes_json(json, "kernel_size", problem->pool.kernel, op->spatial);
+    print_sizes_json(json, "stride", problem->pool.stride, op->spatial);
+    print_sizes_json(json, "padding", problem->pool.padding, op->spatial);
+  }
+  if (takes_dilation(op)) print_sizes_json(json, "dilation", problem->pool.dilation, op->spatial);
+  if (takes_output(op)) print_sizes_json(json, "output", problem->pooled, op->spatial);
+  if (takes_axis(op)) json_integer(json, "axis", problem->norm.axis - problem->ndim);
+  if (takes_groups(op)) json_integer(json, "groups", problem->norm.groups);
+  if (takes_activation(op))
+    json_text(json, "activation", activation_choices[problem->norm.activation]);
+}
+
 static void print_json(const request *request, const problem *problem,
                        const measurement *measured) {
   json json;
   json_begin(&json);
-  json_text(&json, "op", op_choices[problem->op]);
+  json_text(&json, "op", problem->op->name);
   json_text(&json, "dir", direction_name(problem->direction));
   json_text(&json, "dtype", dtype_name(problem->dtype));
   json_sizes(&json, "shape", problem->shape, problem->ndim);
-  if (problem->op == OP_AVG_POOL1D) {
-    json_integer(&json, "kernel_size", problem->kernel);
-    json_integer(&json, "stride", problem->stride);
-    json_integer(&json, "padding", problem->padding);
-  } else {
-    json_integer(&json, "axis", problem->axis - problem->ndim);
-  }
+  print_arguments_json(&json, problem);
   json_text(&json, "device", device_choices[request->device]);
   json_integer(&json, "threads", request->threads);
   json_number(&json, "ms", measured->seconds * 1e3);
@@ -313,9 +119,10 @@ static table make_table(const request *request, const lines *lines) {
     table.count += gpu ? GPU_COLUMNS : CPU_COLUMNS;
   }
   for (int i = 0; i < lines->count; i++) {
-    char shape[192], arguments[80];
+    char shape[192], arguments[96];
     format_shape(shape, sizeof shape, lines->problems[i].shape, lines->problems[i].ndim);
     format_arguments(arguments, sizeof arguments, &lines->problems[i]);
+    widen(&table.columns[0], lines->problems[i].op->name);
     widen(&table.columns[3], shape);
     widen(&table.columns[4], arguments);
   }
@@ -351,7 +158,7 @@ static cell time_cell(double seconds) {
 }
 
 static void plain_cells(cell *cells, const problem *problem, const measurement *measured) {
-  cells[0] = text_cell(op_choices[problem->op]);
+  cells[0] = text_cell(problem->op->name);
   cells[1] = text_cell(direction_name(problem->direction));
   cells[2] = text_cell(dtype_name(problem->dtype));
   format_shape(cells[3].text, sizeof cells[3].text, problem->shape, problem->ndim);
@@ -409,14 +216,14 @@ static int measure_lines(const request *request, const measure_options *options,
   if (!request->json) table_row(table.columns, table.count, NULL);
   for (int i = 0; i < lines->count; i++) {
     const problem *problem = &lines->problems[i];
-    progress("bench: %d of %d: %s %s %s", i + 1, lines->count, op_choices[problem->op],
+    progress("bench: %d of %d: %s %s %s", i + 1, lines->count, problem->op->name,
              direction_name(problem->direction), dtype_name(problem->dtype));
     measurement measured;
     const char *reason;
     bool done = measure(problem, options, &measured, &reason);
     progress(NULL);
     if (!done) {
-      usage_error("bench", "%s: %s", op_choices[problem->op], reason);
+      usage_error("bench", "%s: %s", problem->op->name, reason);
       return EXIT_OFF;
     }
     if (request->json)
@@ -428,27 +235,6 @@ static int measure_lines(const request *request, const measure_options *options,
     status = EXIT_OFF;
   }
   return status;
-}
-
-/* Options that say nothing about the operator that was asked for, and shapes with nothing in them.
- */
-static int check_request(const request *request) {
-  bool windowed =
-      request->kernel != NOT_GIVEN || request->stride != NOT_GIVEN || request->padding != NOT_GIVEN;
-  bool norm = request->op == OP_L1_NORM || request->op == OP_LAYER_NORM;
-  if (norm && windowed)
-    return usage_error("bench", "--kernel, --stride and --padding are for avg_pool1d, not %s",
-                       op_choices[request->op]);
-  if (request->op == OP_AVG_POOL1D && request->axis != NOT_GIVEN)
-    return usage_error("bench", "--axis %" PRId64 ": avg_pool1d always pools the last axis",
-                       request->axis);
-  for (int32_t i = 0; i < request->shape.ndim; i++) {
-    if (request->shape.sizes[i] > 0) continue;
-    char text[192];
-    format_shape(text, sizeof text, request->shape.sizes, request->shape.ndim);
-    return usage_error("bench", "--shape %s: nothing to time in an empty tensor", text);
-  }
-  return 0;
 }
 
 /* Options that say nothing about the device, once that is known. */
@@ -480,7 +266,7 @@ static int bench(request *request) {
   if (onepass_get_cpu_info(&cpu) != ONEPASS_OK)
     return usage_error("bench", "%s", onepass_last_message());
   if (request->threads == 0) request->threads = cpu.threads;
-  lines lines = {.count = 0};
+  static lines lines; /* too large for a stack; there is one bench in a run */
   int failed = find_rotation(request, cpu.last, &rotation);
   if (!failed) failed = collect_lines(request, &lines);
   if (failed) return failed;
@@ -490,7 +276,10 @@ static int bench(request *request) {
                              .cuda_kernel = request->cuda_kernel,
                              .repetitions = request->repetitions,
                              .rotation = rotation};
-  return measure_lines(request, &options, &lines);
+  int status = measure_lines(request, &options, &lines);
+  if (lines.skipped[0])
+    fprintf(stderr, "onepass: bench: skipped, no CUDA kernels yet: %s\n", lines.skipped);
+  return status;
 }
 
 static int bench_on_gpu(request *request) {
@@ -503,21 +292,20 @@ static int bench_on_gpu(request *request) {
 }
 
 int run_bench(int count, char **arguments) {
-  request request = {.op = OP_COUNT,
-                     .direction = BOTH_DIRECTIONS,
-                     .device = DEVICE_AUTO,
-                     .axis = NOT_GIVEN,
-                     .kernel = NOT_GIVEN,
-                     .stride = NOT_GIVEN,
-                     .padding = NOT_GIVEN};
+  request request = {
+      .op = OPS_MAIN, .direction = BOTH_DIRECTIONS, .device = DEVICE_AUTO, .axis = NOT_GIVEN};
   bool help;
   const option options[] = {
-      {"--op", OPTION_CHOICE, &request.op, 0, 0, op_choices},
+      {"--op", OPTION_CHOICE, &request.op, 0, 0, op_choices()},
       {"--shape", OPTION_SHAPE, &request.shape, 0, 0, NULL},
       {"--axis", OPTION_NUMBER, &request.axis, -ONEPASS_MAX_NDIM, ONEPASS_MAX_NDIM - 1, NULL},
-      {"--kernel", OPTION_NUMBER, &request.kernel, 1, INT64_MAX, NULL},
-      {"--stride", OPTION_NUMBER, &request.stride, 1, INT64_MAX, NULL},
-      {"--padding", OPTION_NUMBER, &request.padding, 0, INT64_MAX, NULL},
+      {"--groups", OPTION_NUMBER, &request.groups, 1, INT64_MAX, NULL},
+      {"--activation", OPTION_CHOICE, &request.activation, 0, 0, activation_choices},
+      {"--kernel", OPTION_SIZES, &request.kernel, 1, POOL_AXES, NULL},
+      {"--stride", OPTION_SIZES, &request.stride, 1, POOL_AXES, NULL},
+      {"--padding", OPTION_SIZES, &request.padding, 0, POOL_AXES, NULL},
+      {"--dilation", OPTION_SIZES, &request.dilation, 1, POOL_AXES, NULL},
+      {"--output", OPTION_SIZES, &request.output, 1, POOL_AXES, NULL},
       {"--dtype", OPTION_CHOICE, &request.dtype, 0, 0, dtype_choices},
       {"--dir", OPTION_CHOICE, &request.direction, 0, 0, direction_choices},
       {"--threads", OPTION_NUMBER, &request.threads, 1, 1024, NULL},

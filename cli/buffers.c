@@ -128,6 +128,9 @@ void load_elements(onepass_dtype dtype, const void *from, int64_t stride, int64_
   } else if (dtype_equal(dtype, ONEPASS_F16)) {
     const uint16_t *at = from;
     for (int64_t i = 0; i < count; i++) to[i] = f16_to_double(at[i * stride]);
+  } else if (dtype_equal(dtype, ONEPASS_I64)) {
+    const int64_t *at = from;
+    for (int64_t i = 0; i < count; i++) to[i] = (double)at[i * stride];
   } else {
     const uint16_t *at = from;
     for (int64_t i = 0; i < count; i++) to[i] = bits_to_double((uint32_t)at[i * stride] << 16);
@@ -139,6 +142,8 @@ void store_element(onepass_dtype dtype, void *to, double value) {
     *(float *)to = (float)value;
   else if (dtype_equal(dtype, ONEPASS_F64))
     *(double *)to = value;
+  else if (dtype_equal(dtype, ONEPASS_I64))
+    *(int64_t *)to = (int64_t)value;
   else
     *(uint16_t *)to =
         dtype_equal(dtype, ONEPASS_F16) ? double_to_f16(value) : double_to_bf16(value);

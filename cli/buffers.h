@@ -27,7 +27,7 @@ const char *dtype_name(onepass_dtype dtype);
 int64_t dtype_size(onepass_dtype dtype);
 bool dtype_equal(onepass_dtype a, onepass_dtype b);
 
-/* count elements that lie stride elements apart. */
+/* count elements that lie stride elements apart; also of indices, which are ONEPASS_I64. */
 void load_elements(onepass_dtype dtype, const void *from, int64_t stride, int64_t count,
                    double *to);
 void store_element(onepass_dtype dtype, void *to, double value);

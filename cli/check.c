@@ -33,7 +33,10 @@ typedef struct request {
 typedef struct group {
   problem problem; /* of the first case */
   int64_t cases, failed;
+  int64_t skipped; /* the device has no kernels for them */
   double of_bound, relative, absolute;
+  const char *kernels[MOST_KERNELS];
+  int kernel_count;
 } group;
 
 /* The cases that ran with one of a GPU's kernels: a line of the second table. */
@@ -57,29 +60,41 @@ typedef struct run {
   kernel_line kernels[MOST_KERNELS];
   int kernel_count;
   int64_t reached[ONEPASS_CUDA_KERNEL_COUNT]; /* cases that each kernel was asked to do, and did */
-  int64_t cases, failed;
+  int64_t cases, failed, skipped;
   bool header_shown;
 } run;
 
-static const column columns[] = {{"op", 10, false},  {"dir", 3, false},  {"dtype", 5, false},
-                                 {"cases", 6, true}, {"worst", 6, true}, {"max err", 8, true},
-                                 {"", 6, false}};
+static const column columns[] = {{"op", 19, false},  {"dir", 3, false},    {"dtype", 5, false},
+                                 {"cases", 6, true}, {"worst", 6, true},   {"max err", 8, true},
+                                 {"", 4, false},     {"kernels", 8, false}};
 
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
 /* ---- Groups ---- */
 
+/* The kernels that ran, and how many cases none was there for. */
+static void list_kernels(char *text, size_t size, const group *group) {
+  size_t used = 0;
+  text[0] = '\0';
+  for (int i = 0; i < group->kernel_count && used < size; i++)
+    used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", group->kernels[i]);
+}
+
 static void print_group_json(const group *group) {
+  char kernels[256];
+  list_kernels(kernels, sizeof kernels, group);
   json json;
   json_begin(&json);
-  json_text(&json, "op", op_choices[group->problem.op]);
+  json_text(&json, "op", group->problem.op->name);
   json_text(&json, "dir", direction_name(group->problem.direction));
   json_text(&json, "dtype", dtype_name(group->problem.dtype));
   json_integer(&json, "cases", group->cases);
   json_integer(&json, "failed", group->failed);
+  json_integer(&json, "skipped", group->skipped);
   json_number(&json, "worst_of_bound", group->of_bound);
   json_number(&json, "max_err", group->relative);
   json_number(&json, "max_abs_err", group->absolute);
+  json_text(&json, "kernels", kernels);
   json_flag(&json, "ok", group->failed == 0);
   json_end(&json);
 }
@@ -87,22 +102,32 @@ static void print_group_json(const group *group) {
 static void print_group(run *run, const group *group) {
   if (!run->header_shown) table_row(columns, COLUMNS, NULL);
   run->header_shown = true;
-  char cases[24], of_bound[24], error[24];
+  char cases[24], of_bound[24], error[24], kernels[320];
   snprintf(cases, sizeof cases, "%" PRId64, group->cases);
   snprintf(of_bound, sizeof of_bound, "%.2f", group->of_bound);
   snprintf(error, sizeof error, "%.1e", group->relative);
-  const char *const cells[COLUMNS] = {op_choices[group->problem.op],
+  list_kernels(kernels, sizeof kernels, group);
+  size_t used = strlen(kernels);
+  bool all = group->cases == 0;
+  if (group->skipped && used < sizeof kernels)
+    snprintf(kernels + used, sizeof kernels - used,
+             all ? "no CUDA kernels yet" : "; %" PRId64 " skipped: no CUDA kernels yet",
+             group->skipped);
+  const char *const cells[COLUMNS] = {group->problem.op->name,
                                       direction_name(group->problem.direction),
                                       dtype_name(group->problem.dtype),
                                       cases,
-                                      of_bound,
-                                      error,
-                                      group->failed ? "FAIL" : "ok"};
+                                      all ? "" : of_bound,
+                                      all ? "" : error,
+                                      group->failed ? "FAIL"
+                                      : all         ? "skip"
+                                                    : "ok",
+                                      kernels};
   table_row(columns, COLUMNS, cells);
 }
 
 static void finish_group(run *run) {
-  if (run->group.cases == 0) return;
+  if (run->group.cases + run->group.skipped == 0) return;
   progress(NULL);
   if (run->request->json)
     print_group_json(&run->group);
@@ -117,23 +142,34 @@ static bool same_group(const problem *a, const problem *b) {
 
 /* ---- Failures ---- */
 
+static void describe_norm(char *text, size_t size, const problem *problem) {
+  const onepass_norm *norm = &problem->norm;
+  char tensors[128] = "";
+  for (role role = X; role < ROLES; role++) { /* those that not every call has */
+    const unsigned usual =
+        ROLE_BIT(X) | ROLE_BIT(Y) | ROLE_BIT(DY) | ROLE_BIT(DX) | ROLE_BIT(DWEIGHT);
+    if (!has_role(problem, role) || (usual & ROLE_BIT(role))) continue;
+    size_t used = strlen(tensors);
+    snprintf(tensors + used, sizeof tensors - used, " %s", role_name(role));
+  }
+  snprintf(
+      text, size,
+      "axes %" PRId32 " reduction %s eps %g clamp %d use_running %d weights %s keep_axes %d with%s",
+      norm->axes, norm->reduction == ONEPASS_MEAN ? "mean" : "sum", norm->eps, (int)norm->clamp,
+      (int)norm->use_running, dtype_name(problem->weight_dtype), problem->keep_axes, tensors);
+}
+
 static void describe_options(char *text, size_t size, const problem *problem) {
-  if (problem->op == OP_AVG_POOL1D)
-    snprintf(text, size,
-             "kernel %" PRId64 " stride %" PRId64 " padding %" PRId64
-             " ceil_mode %d count_include_pad %d",
-             problem->kernel, problem->stride, problem->padding, problem->ceil_mode,
-             problem->count_include_pad);
-  else if (problem->op == OP_L1_NORM)
-    snprintf(text, size, "axis %" PRId32 " reduction %s eps %g", problem->axis,
-             problem->reduction == ONEPASS_MEAN ? "mean" : "sum", problem->eps);
+  char arguments[96], more[256];
+  format_arguments(arguments, sizeof arguments, problem);
+  if (problem->op->family == FAMILY_NORM)
+    describe_norm(more, sizeof more, problem);
   else
-    snprintf(text, size, "axis %" PRId32 " eps %g weight %s bias %s stats %s", problem->axis,
-             problem->eps, problem->weight ? dtype_name(problem->weight_dtype) : "no",
-             problem->bias ? dtype_name(problem->weight_dtype) : "no",
-             !problem->stats      ? "no"
-             : problem->keep_axes ? "with ones"
-                                  : "yes");
+    snprintf(more, sizeof more,
+             "ceil_mode %d count_include_pad %d divisor %" PRId64 " p %g indices %s",
+             (int)problem->pool.ceil_mode, (int)problem->pool.count_include_pad,
+             problem->pool.divisor, problem->pool.p, has_role(problem, INDICES) ? "yes" : "no");
+  snprintf(text, size, "%s, %s", arguments, more);
 }
 
 /* The options that bring the same case back. */
@@ -151,7 +187,7 @@ static void describe_command(char *text, size_t size, const run *run, int64_t nu
 
 static void print_failure(const run *run, const check_case *check_case, const char *reason) {
   const problem *problem = &check_case->problem;
-  char shape[192], options[160], command[128];
+  char shape[192], options[384], command[128];
   format_shape(shape, sizeof shape, problem->shape, problem->ndim);
   describe_options(options, sizeof options, problem);
   describe_command(command, sizeof command, run, check_case->number);
@@ -160,7 +196,7 @@ static void print_failure(const run *run, const check_case *check_case, const ch
     json json;
     json_begin(&json);
     json_integer(&json, "failed_case", check_case->number);
-    json_text(&json, "op", op_choices[problem->op]);
+    json_text(&json, "op", problem->op->name);
     json_text(&json, "dir", direction_name(problem->direction));
     json_text(&json, "dtype", dtype_name(problem->dtype));
     json_sizes(&json, "shape", problem->shape, problem->ndim);
@@ -174,7 +210,7 @@ static void print_failure(const run *run, const check_case *check_case, const ch
     return;
   }
   printf("FAIL case %" PRId64 ": %s %s %s %s, %s, layout %s, values %s, in place %s\n",
-         check_case->number, op_choices[problem->op], direction_name(problem->direction),
+         check_case->number, problem->op->name, direction_name(problem->direction),
          dtype_name(problem->dtype), shape, options, layout_name(check_case->layout),
          values_name(check_case->values), in_place_name(check_case->in_place));
   printf("     %s\n     again: %s\n", reason, command);
@@ -238,7 +274,7 @@ static void print_kernel(const run *run, const kernel_line *line) {
 static int name_unreached(const run *run, char *text, size_t size) {
   int missing = 0;
   text[0] = '\0';
-  bool whole = run->request->op == OP_COUNT && run->request->number < 0;
+  bool whole = run->request->op == ops_all() && run->request->number < 0;
   if (!run->cuda || !whole) return 0;
   for (int kernel = ONEPASS_CUDA_BEST + 1; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
     if (run->reached[kernel] > 0) continue;
@@ -252,13 +288,25 @@ static int name_unreached(const run *run, char *text, size_t size) {
 
 static bool wanted(const request *request, const check_case *check_case) {
   if (request->number >= 0) return check_case->number == request->number;
-  return request->op == OP_COUNT || (int)check_case->problem.op == request->op;
+  return op_is_chosen(request->op, check_case->problem.op);
+}
+
+static void add_names(group *group, const outcome *outcome) {
+  for (int i = 0; i < outcome->name_count; i++) {
+    int at = 0;
+    while (at < group->kernel_count && strcmp(group->kernels[at], outcome->names[i]) != 0) at++;
+    if (at < group->kernel_count || at == MOST_KERNELS) continue;
+    group->kernels[group->kernel_count++] = outcome->names[i];
+  }
 }
 
 static void add_to_group(group *group, const check_case *check_case, const outcome *outcome) {
   const verdict *verdict = &outcome->verdict;
   group->problem = check_case->problem;
+  group->skipped += outcome->skipped;
+  if (outcome->skipped) return;
   group->cases++;
+  add_names(group, outcome);
   group->failed += !outcome->passed;
   if (verdict->of_bound > group->of_bound) group->of_bound = verdict->of_bound;
   /* elsewhere large terms cancel, and an error says something only beside its bound */
@@ -270,7 +318,8 @@ static void add_to_group(group *group, const check_case *check_case, const outco
 
 static void record(run *run, const check_case *check_case, const outcome *outcome) {
   if (!same_group(&run->group.problem, &check_case->problem)) finish_group(run);
-  run->cases++;
+  run->cases += !outcome->skipped;
+  run->skipped += outcome->skipped;
   add_to_group(&run->group, check_case, outcome);
   add_kernels(run, outcome);
   if (outcome->passed) return;
@@ -324,7 +373,7 @@ static bool run_list(run *run) {
   for (int64_t first = 0, shown = -1; first < run->listed;) {
     const check_case *cases = run->list + first;
     if (first / 64 > shown)
-      progress("check: %s %s %s, %" PRId64 " cases done", op_choices[cases->problem.op],
+      progress("check: %s %s %s, %" PRId64 " cases done", cases->problem.op->name,
                direction_name(cases->problem.direction), dtype_name(cases->problem.dtype), first);
     shown = first / 64;
     atomic_llong taken = 0;
@@ -360,6 +409,7 @@ static void print_summary(const run *run, const char *unreached, double seconds)
     json_begin(&json);
     json_integer(&json, "passed", run->cases - run->failed);
     json_integer(&json, "failed", run->failed);
+    json_integer(&json, "skipped", run->skipped);
     if (run->cuda) json_text(&json, "unreached", unreached);
     json_number(&json, "seconds", seconds);
     json_end(&json);
@@ -368,8 +418,9 @@ static void print_summary(const run *run, const char *unreached, double seconds)
   if (run->failed > MOST_FAILURES_SHOWN)
     printf("%" PRId64 " more failed and are not shown\n", run->failed - MOST_FAILURES_SHOWN);
   if (unreached[0]) printf("FAIL: no case was done by: %s\n", unreached);
-  printf("%" PRId64 " cases passed, %" PRId64 " failed (%.1f s)\n", run->cases - run->failed,
-         run->failed, seconds);
+  printf("%" PRId64 " cases passed, %" PRId64 " failed", run->cases - run->failed, run->failed);
+  if (run->skipped) printf(", %" PRId64 " skipped: no CUDA kernels yet", run->skipped);
+  printf(" (%.1f s)\n", seconds);
 }
 
 static int finish(run *run, double seconds) {
@@ -399,7 +450,7 @@ static int set_threads(run *run) {
 static int check_list(run *run) {
   double start = seconds_now();
   if (!make_list(run) || !run_list(run)) return usage_error("check", "not enough memory");
-  if (run->cases == 0)
+  if (run->cases + run->skipped == 0)
     return usage_error("check", "--case %" PRId64 ": the list has no such case",
                        run->request->number);
   return finish(run, seconds_now() - start);
@@ -418,9 +469,9 @@ static int check_all(const request *request) {
 }
 
 int run_check(int count, char **arguments) {
-  request request = {.op = OP_COUNT, .device = DEVICE_AUTO, .seed = 1, .number = -1};
+  request request = {.op = ops_all(), .device = DEVICE_AUTO, .seed = 1, .number = -1};
   bool help;
-  const option options[] = {{"--op", OPTION_CHOICE, &request.op, 0, 0, op_choices},
+  const option options[] = {{"--op", OPTION_CHOICE, &request.op, 0, 0, op_choices()},
                             {"--quick", OPTION_FLAG, &request.quick, 0, 0, NULL},
                             {"--full", OPTION_FLAG, &request.full, 0, 0, NULL},
                             {"--threads", OPTION_NUMBER, &request.threads, 1, 1024, NULL},

@@ -20,7 +20,18 @@ typedef enum values {
   VALUES_KINDS
 } values;
 
-typedef enum in_place { SEPARATE, OVER_X, OVER_DY } in_place;
+/* Which output has the memory of which input. */
+typedef enum in_place {
+  SEPARATE,
+  Y_OVER_X,
+  Y_OVER_RESIDUAL,
+  SUM_OVER_X,
+  SUM_OVER_RESIDUAL,
+  DX_OVER_X,
+  DX_OVER_DY,
+  DX_OVER_DSUM,
+  IN_PLACE_KINDS
+} in_place;
 
 typedef struct check_case {
   int64_t number; /* in the list of this effort and kind of device */
@@ -32,6 +43,8 @@ typedef struct check_case {
 
 const char *values_name(values values);
 const char *in_place_name(in_place in_place);
+role in_place_output(in_place in_place);
+role in_place_input(in_place in_place);
 
 /* Call visit on every case, ordered by operator, then direction, then type. On a GPU there are more
  * of them, which take each of its kernels to its limits. */

@@ -25,8 +25,13 @@ typedef struct kernel_run {
   double of_bound;
 } kernel_run;
 
+enum { MOST_NAMES = 6 };
+
 typedef struct outcome {
   bool passed;
+  bool skipped;                  /* the device has no kernels for it */
+  const char *names[MOST_NAMES]; /* of the kernels that ran, in the plans' words */
+  int name_count;
   verdict verdict;
   char reason[512]; /* why it did not pass: the first reason */
   kernel_run kernels[ONEPASS_CUDA_KERNEL_COUNT];
@@ -39,7 +44,7 @@ void find_levels(checker *checker);
 /* On every vector level, or on a GPU (NULL: on the CPU) with every kernel that can do the problem:
  * the result is within bounds of the reference, nothing around the outputs or the workspace is
  * touched, and every number of threads and a second run give the same bits. Then the same once more
- * through the one-call function. */
+ * through the one-call function, where there is one. */
 void run_case(const checker *checker, const check_case *check_case, gpu *gpu, outcome *outcome);
 
 #endif

@@ -88,18 +88,20 @@ static bool make_block(bench_state *state) {
   return there;
 }
 
-static bool fill_operand(const bench_state *state, operand *operand, uint64_t seed) {
-  if (!state->gpu) {
-    if (!operand_reserve(operand, LAYOUT_COMPACT)) return false;
-    fill_random(operand->dtype, operand->data, operand->elements, (distribution){0, 1}, seed,
-                state->options->threads);
-    return true;
-  }
-  int64_t size = dtype_size(operand->dtype), bytes = operand->elements * size;
-  operand->memory = take(state, bytes);
+static bool reserve_operand(const bench_state *state, operand *operand) {
+  if (!state->gpu) return operand_reserve(operand, LAYOUT_COMPACT);
+  operand->memory = take(state, operand->elements * dtype_size(operand->dtype));
   operand->data = operand->memory;
-  return operand->memory &&
-         gpu_tile(state->gpu, operand->data, bytes, state->block, RANDOM_BLOCK, size, seed);
+  return operand->memory;
+}
+
+static bool fill_operand(const bench_state *state, operand *operand, uint64_t seed) {
+  int64_t size = dtype_size(operand->dtype), bytes = operand->elements * size;
+  if (state->gpu)
+    return gpu_tile(state->gpu, operand->data, bytes, state->block, RANDOM_BLOCK, size, seed);
+  fill_random(operand->dtype, operand->data, operand->elements, (distribution){0, 1}, seed,
+              state->options->threads);
+  return true;
 }
 
 /* ---- Operands and buffers ---- */
@@ -114,31 +116,41 @@ static int64_t sets_needed(const bench_state *state) {
   return sets > 1 ? sets : 1;
 }
 
-/* The backward of layer_norm gets the mean and rstd that its forward saves for it. What else the
- * forward writes goes where dx will be. */
-static bool fill_stats(const bench_state *state, operand operands[ROLES]) {
-  problem forward = *state->problem;
-  forward.direction = ONEPASS_FORWARD;
-  forward.weight = forward.bias = false;
-  operand call[ROLES];
-  problem_operands(&forward, LAYOUT_COMPACT, call);
-  place_operands(state, call);
-  const role from[] = {X, DX, MEAN, RSTD}, to[] = {X, Y, MEAN, RSTD};
-  for (int i = 0; i < 4; i++) call[to[i]].data = operands[from[i]].data;
+/* Where the forward call that saves something for this backward one has its tensors: what backward
+ * has itself is there, and what it has not goes where dx and dy will be. */
+static const operand *place_of(const problem *backward, const operand operands[ROLES], role role) {
+  if (operands[role].ndim > 0) return &operands[role];
+  bool pooled = role == Y && backward->op->family == FAMILY_POOL;
+  return &operands[pooled ? DY : DX];
+}
+
+static bool run_forward(const bench_state *state, const problem *forward,
+                        const operand call[ROLES]) {
   onepass_options options = {.threads = state->options->threads};
   onepass_plan *plan = NULL;
-  bool filled = false;
-  if (problem_plan(&forward, call, &options, &plan) == ONEPASS_OK) {
+  bool done = false;
+  if (problem_plan(forward, call, &options, &plan) == ONEPASS_OK) {
     onepass_buffers buffers = operand_buffers(call);
     size_t size = onepass_plan_workspace(plan);
     void *workspace = take(state, (int64_t)size);
-    filled = workspace &&
-             onepass_run(plan, &buffers, workspace, size, stream_of(state)) == ONEPASS_OK &&
-             (!state->gpu || gpu_wait(state->gpu));
+    done = workspace &&
+           onepass_run(plan, &buffers, workspace, size, stream_of(state)) == ONEPASS_OK &&
+           (!state->gpu || gpu_wait(state->gpu));
     drop(state, workspace);
   }
   onepass_plan_destroy(plan);
-  return filled;
+  return done;
+}
+
+/* Backward gets what its forward saves for it: statistics, indices, roots. */
+static bool fill_saved(const bench_state *state, operand operands[ROLES], uint64_t seed) {
+  problem forward = forward_of(state->problem);
+  operand call[ROLES];
+  problem_operands(&forward, LAYOUT_COMPACT, call);
+  place_operands(state, call);
+  for (role role = X; role < ROLES; role++)
+    if (call[role].ndim > 0) call[role].data = place_of(state->problem, operands, role)->data;
+  return run_forward(state, &forward, call) && fill_operand(state, &operands[DY], seed);
 }
 
 /* Random values for the inputs, and for the outputs, too: no page is left untouched. */
@@ -148,12 +160,14 @@ static bool fill_set(bench_state *state, int64_t set) {
   place_operands(state, operands);
   for (role role = X; role < ROLES; role++) {
     if (operands[role].ndim == 0) continue;
-    if (!fill_operand(state, &operands[role], random_bits((uint64_t)set, (uint64_t)role)))
+    if (!reserve_operand(state, &operands[role]) ||
+        !fill_operand(state, &operands[role], random_bits((uint64_t)set, (uint64_t)role)))
       return false;
   }
-  bool needs_stats =
-      state->problem->op == OP_LAYER_NORM && state->problem->direction == ONEPASS_BACKWARD;
-  return !needs_stats || fill_stats(state, operands);
+  const unsigned saved = ROLE_BIT(MEAN) | ROLE_BIT(RSTD) | ROLE_BIT(Y) | ROLE_BIT(INDICES);
+  bool needs_saved =
+      state->problem->direction == ONEPASS_BACKWARD && (state->problem->roles & saved);
+  return !needs_saved || fill_saved(state, operands, random_bits((uint64_t)set, ROLES));
 }
 
 static bool prepare_sets(bench_state *state) {

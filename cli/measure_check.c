@@ -9,21 +9,30 @@ enum { CHECKED_ELEMENTS = 4 << 20 /* of the first rows; the last row is checked 
 
 /* ---- How much of a result is checked ---- */
 
-/* Can the problem be cut along its first axis into problems of their own? */
-static bool has_slices(const problem *problem) {
-  return problem->op == OP_AVG_POOL1D ? problem->ndim > 1 : problem->axis > 0;
+/* The axis along which the problem can be cut into problems of their own, or -1. */
+static int32_t slice_axis(const problem *problem) {
+  if (problem->op->family == FAMILY_POOL) return 0;
+  switch (problem->op->rows) {
+    case ROWS_GROUPS:
+      return 0;
+    case ROWS_CHANNELS:
+      return 1;
+    default:
+      return problem->norm.axis > 0 ? 0 : -1;
+  }
 }
 
 static int64_t slices_checked(const problem *problem, int64_t elements) {
-  int64_t all = problem->shape[0];
-  if (!has_slices(problem)) return all;
-  int64_t head = CHECKED_ELEMENTS / (elements / all);
+  int32_t axis = slice_axis(problem);
+  if (axis < 0) return problem->shape[0];
+  int64_t all = problem->shape[axis], head = CHECKED_ELEMENTS / (elements / all);
   return head < 1 ? 1 : head < all ? head : all;
 }
 
+/* Are there sums over slices? A channel's are all in its own. */
 static bool sums_all_rows(const problem *problem) {
-  return problem->op == OP_LAYER_NORM && problem->direction == ONEPASS_BACKWARD &&
-         (problem->weight || problem->bias);
+  const unsigned sums = ROLE_BIT(DWEIGHT) | ROLE_BIT(DBIAS);
+  return (problem->roles & sums) && slice_axis(problem) == 0;
 }
 
 int64_t operand_bytes(const operand operands[ROLES]) {
@@ -36,28 +45,52 @@ int64_t operand_bytes(const operand operands[ROLES]) {
 
 int64_t checking_memory(const problem *problem, const operand operands[ROLES], bool on_gpu) {
   const operand *result = &operands[problem->direction == ONEPASS_FORWARD ? Y : DX];
-  int64_t slices = slices_checked(problem, result->elements), all = problem->shape[0];
+  int32_t axis = slice_axis(problem);
+  int64_t slices = slices_checked(problem, result->elements);
+  int64_t all = problem->shape[axis > 0 ? axis : 0];
   int64_t brought = on_gpu ? operand_bytes(operands) : 0;
-  int64_t some = result->elements / all * slices * 8 + brought / all * slices;
+  /* slices along another axis than the first are brought with all that is between them */
+  int64_t some =
+      result->elements / all * slices * 8 + (axis > 0 ? brought : brought / all * slices);
   int64_t whole = result->elements * dtype_size(result->dtype) + brought;
   return sums_all_rows(problem) && whole > some ? whole : some;
 }
 
 /* ---- Checking ---- */
 
-/* The slices [first, first + count) of a problem along its first axis, in the same memory. */
+/* The axis of a role's tensor that is cut with the problem, or -1. */
+static int32_t axis_cut(const problem *problem, role role) {
+  switch (role) {
+    case WEIGHT:
+    case BIAS:
+    case DWEIGHT:
+    case DBIAS:
+    case RUNNING_MEAN:
+    case RUNNING_VAR:
+      return slice_axis(problem) == 1 ? 0 : -1;
+    case MEAN:
+    case RSTD:
+      return 0;
+    default:
+      return slice_axis(problem);
+  }
+}
+
+/* The slices [first, first + count) of a problem, in the same memory. */
 static void narrow(const problem *whole, const operand operands[ROLES], int64_t first,
                    int64_t count, problem *narrowed, operand slices[ROLES]) {
   *narrowed = *whole;
-  narrowed->shape[0] = count;
+  narrowed->shape[slice_axis(whole)] = count;
   memcpy(slices, operands, ROLES * sizeof *slices);
-  const role sliced[] = {X, Y, DY, DX, MEAN, RSTD};
-  for (int i = 0; i < 6; i++) {
-    operand *operand = &slices[sliced[i]];
-    if (operand->ndim == 0) continue;
-    operand->data += first * operand->strides[0] * dtype_size(operand->dtype);
-    operand->elements = operand->elements / operand->shape[0] * count;
-    operand->shape[0] = count;
+  for (role role = X; role < ROLES; role++) {
+    operand *operand = &slices[role];
+    int32_t axis = axis_cut(whole, role);
+    if (operand->ndim == 0 || axis < 0) continue;
+    operand->data += first * operand->strides[axis] * dtype_size(operand->dtype);
+    operand->elements = operand->elements / operand->shape[axis] * count;
+    operand->shape[axis] = count;
+    operand->compact = operand->compact && axis == 0;
+    operand->span = span_of(operand);
   }
 }
 
@@ -73,8 +106,8 @@ static bool bring(gpu *gpu, const problem *problem, const operand operands[ROLES
     if (!gpu || operand->ndim == 0) continue;
     operand->device = (onepass_device){ONEPASS_CPU, 0};
     operand->data = NULL;
-    if (role_is_output(role, problem->direction) && !(roles >> role & 1)) continue;
-    int64_t bytes = operand->elements * dtype_size(operand->dtype);
+    if (role_is_output(problem, role) && !(roles >> role & 1)) continue;
+    int64_t bytes = operand->span * dtype_size(operand->dtype);
     operand->memory = operand->data = allocate_bytes(bytes);
     if (!operand->memory) gpu->reason = "not enough memory to bring the result to the host";
     brought = brought && operand->memory &&
@@ -105,19 +138,21 @@ static bool check_slices(const problem *whole, const operand operands[ROLES], gp
   problem narrowed;
   operand slices[ROLES];
   narrow(whole, operands, first, count, &narrowed, slices);
-  unsigned roles = ALL_ROLES & ~(1u << DWEIGHT | 1u << DBIAS); /* those need every slice */
+  unsigned roles = ALL_ROLES;
+  if (sums_all_rows(whole)) roles &= ~(ROLE_BIT(DWEIGHT) | ROLE_BIT(DBIAS));
   return check_part(&narrowed, slices, gpu, 0, roles, verdict, reason);
 }
 
 bool check_result(const problem *problem, const operand operands[ROLES], gpu *gpu, verdict *verdict,
                   const char **reason) {
-  if (!has_slices(problem))
-    return check_part(problem, operands, gpu, 0, ALL_ROLES, verdict, reason);
+  int32_t axis = slice_axis(problem);
+  if (axis < 0) return check_part(problem, operands, gpu, 0, ALL_ROLES, verdict, reason);
   const operand *result = &operands[problem->direction == ONEPASS_FORWARD ? Y : DX];
-  int64_t all = problem->shape[0], head = slices_checked(problem, result->elements);
+  int64_t all = problem->shape[axis], head = slices_checked(problem, result->elements);
   if (!check_slices(problem, operands, gpu, 0, head, verdict, reason)) return false;
   if (head < all && !check_slices(problem, operands, gpu, all - 1, 1, verdict, reason))
     return false;
   return !sums_all_rows(problem) ||
-         check_part(problem, operands, gpu, 1u << DX, 1u << DWEIGHT | 1u << DBIAS, verdict, reason);
+         check_part(problem, operands, gpu, ROLE_BIT(DX), ROLE_BIT(DWEIGHT) | ROLE_BIT(DBIAS),
+                    verdict, reason);
 }

@@ -9,8 +9,8 @@
 #include "judge.h"
 #include "problem.h"
 
-/* Compare what a run has written with the reference: the first slices along the first axis, the
- * last one, and sums over all of them. Operands on a GPU are brought to the host for that; gpu is
+/* Compare what a run has written with the reference: the first slices along the axis it can be cut along,
+ * the last one, and sums over all of them. Operands on a GPU are brought to the host for that; gpu is
  * NULL where they are there already. On failure *reason says why. */
 bool check_result(const problem *problem, const operand operands[ROLES], gpu *gpu, verdict *verdict,
                   const char **reason);

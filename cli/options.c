@@ -8,7 +8,6 @@
 
 #include "cli.h"
 
-const char *const op_choices[] = {"l1_norm", "layer_norm", "avg_pool1d", "all", NULL};
 const char *const device_choices[] = {"cpu", "cuda", "auto", NULL};
 const char *const cuda_kernel_choices[] = {"best",   "warps",   "blocks",  "ring",    "stream",
                                            "passes", "columns", "strided", "windows", NULL};
@@ -73,8 +72,12 @@ static int read_choice(const char *command, const option *option, const char *va
     *(int *)option->target = i;
     return 0;
   }
-  char expected[256];
+  char expected[1024];
   list_choices(expected, sizeof expected, option->choices);
+  const char *nearest = nearest_name(value, option->choices);
+  if (nearest)
+    return usage_error(command, "%s %s: did you mean %s? Expected %s", option->name, value, nearest,
+                       expected);
   return usage_error(command, "%s %s: expected %s", option->name, value, expected);
 }
 
@@ -91,13 +94,15 @@ static int read_number(const char *command, const option *option, const char *va
                      option->name, value, option->least, option->most);
 }
 
-static int read_shape(const char *command, const option *option, const char *value) {
+/* Sizes joined by x, at most so many of them. */
+static int read_shape(const char *command, const option *option, const char *value, int32_t most,
+                      const char *expected) {
   shape parsed = {0};
   const char *at = value;
   bool well_formed = true;
   while (well_formed) {
-    if (parsed.ndim == ONEPASS_MAX_NDIM)
-      return usage_error(command, "%s %s: at most %d sizes", option->name, value, ONEPASS_MAX_NDIM);
+    if (parsed.ndim == most)
+      return usage_error(command, "%s %s: at most %" PRId32 " sizes", option->name, value, most);
     size_t digits = strspn(at, "0123456789");
     errno = 0;
     parsed.sizes[parsed.ndim++] = strtoll(at, NULL, 10);
@@ -109,10 +114,20 @@ static int read_shape(const char *command, const option *option, const char *val
     at++;
   }
   if (!well_formed || *at)
-    return usage_error(command, "%s %s: expected sizes joined by x, such as 1024x65535",
-                       option->name, value);
+    return usage_error(command, "%s %s: expected %s", option->name, value, expected);
   *(shape *)option->target = parsed;
   return 0;
+}
+
+static int read_sizes(const char *command, const option *option, const char *value) {
+  const char *expected = "a whole number, or one for each axis joined by x, such as 3x3";
+  int failed = read_shape(command, option, value, (int32_t)option->most, expected);
+  const shape *read = option->target;
+  for (int32_t i = 0; i < read->ndim && !failed; i++)
+    if (read->sizes[i] < option->least)
+      failed = usage_error(command, "%s %s: expected %" PRId64 " or more", option->name, value,
+                           option->least);
+  return failed;
 }
 
 static int read_value(const char *command, const option *option, const char *value) {
@@ -122,7 +137,10 @@ static int read_value(const char *command, const option *option, const char *val
     case OPTION_NUMBER:
       return read_number(command, option, value);
     case OPTION_SHAPE:
-      return read_shape(command, option, value);
+      return read_shape(command, option, value, ONEPASS_MAX_NDIM,
+                        "sizes joined by x, such as 1024x65535");
+    case OPTION_SIZES:
+      return read_sizes(command, option, value);
     case OPTION_FLAG:
       break;
   }

@@ -15,7 +15,8 @@ typedef enum option_kind {
   OPTION_FLAG,   /* target: bool */
   OPTION_NUMBER, /* target: int64_t, from least to most */
   OPTION_CHOICE, /* target: int, the index in choices */
-  OPTION_SHAPE   /* target: shape */
+  OPTION_SHAPE,  /* target: shape */
+  OPTION_SIZES   /* target: shape, at most `most` sizes that are at least `least` */
 } option_kind;
 
 typedef struct option {
@@ -39,7 +40,6 @@ const char *nearest_name(const char *given, const char *const *names);
 void format_shape(char *text, size_t size, const int64_t *sizes, int32_t ndim);
 
 /* The choices that several commands have in common. */
-extern const char *const op_choices[];     /* the operators in the order of op_kind, then "all" */
 extern const char *const device_choices[]; /* cpu, cuda, auto */
 enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_AUTO };
 extern const char *const cuda_kernel_choices[]; /* in the order of onepass_cuda_kernel */

@@ -1,10 +1,14 @@
 #define _POSIX_C_SOURCE 200809L
 #include "problem.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "buffers.h"
+
+const char *const activation_choices[] = {"none", "relu", "gelu", "gelu_tanh", "silu", NULL};
 
 const char *role_name(role role) {
   static const char *const names[ROLES] = {
@@ -23,10 +27,132 @@ const char *layout_name(layout layout) {
   return names[layout];
 }
 
-bool role_is_output(role role, onepass_direction direction) {
-  if (direction == ONEPASS_FORWARD) return role == Y || role == MEAN || role == RSTD;
-  return role == DX || role == DWEIGHT || role == DBIAS;
+/* ---- Descriptions ---- */
+
+problem make_problem(const op_entry *op, onepass_direction direction, onepass_dtype dtype) {
+  problem problem = {.op = op,
+                     .direction = direction,
+                     .dtype = dtype,
+                     .weight_dtype = dtype,
+                     .roles = op->roles[direction]};
+  problem.norm =
+      (onepass_norm){.op = op->norm, .direction = direction, .clamp = op->clamp, .eps = op->eps};
+  problem.pool = (onepass_pool){.op = op->pool,
+                                .direction = direction,
+                                .spatial = op->spatial,
+                                .adaptive = op->adaptive,
+                                .p = op->pool == ONEPASS_LP_POOL ? 2 : 0};
+  return problem;
 }
+
+void set_shape(problem *problem, const int64_t *sizes, int32_t ndim) {
+  problem->ndim = ndim;
+  memcpy(problem->shape, sizes, (size_t)ndim * sizeof *sizes);
+  if (problem->op->family != FAMILY_NORM) return;
+  if (problem->op->rows == ROWS_WHOLE) problem->norm.axes = ndim;
+  if (problem->op->rows == ROWS_GROUPS && ndim > 1) {
+    int64_t channels = sizes[1], groups = channels > 0 ? channels : 1;
+    if (!problem->op->group_a_channel && groups > 32) groups = 32;
+    while (channels % groups) groups--;
+    problem->norm.groups = groups;
+  }
+}
+
+void set_axis(problem *problem, int32_t axis) {
+  if (takes_axis(problem->op)) problem->norm.axis = axis;
+}
+
+void set_activation(problem *problem, onepass_activation activation) {
+  problem->norm.activation = activation;
+  if (problem->direction == ONEPASS_FORWARD) return;
+  bool biased = has_role(problem, DBIAS);
+  if (activation && biased) problem->roles |= ROLE_BIT(BIAS);
+}
+
+onepass_status set_pooled(problem *problem) {
+  const onepass_pool *pool = &problem->pool;
+  for (int a = 0; a < pool->spatial && !pool->adaptive; a++) {
+    int64_t length = problem->shape[problem->ndim - pool->spatial + a];
+    onepass_status status =
+        onepass_pool_length_dilated(length, pool->kernel[a], pool->stride[a], pool->padding[a],
+                                    pool->dilation[a], pool->ceil_mode, &problem->pooled[a]);
+    if (status != ONEPASS_OK) return status;
+  }
+  return ONEPASS_OK;
+}
+
+bool role_is_updated(const problem *problem, role role) {
+  return has_role(problem, role) && (RUNNING_ROLES & ROLE_BIT(role)) && !problem->norm.use_running;
+}
+
+bool role_is_output(const problem *problem, role role) {
+  const unsigned forward =
+      ROLE_BIT(Y) | ROLE_BIT(MEAN) | ROLE_BIT(RSTD) | ROLE_BIT(SUM) | ROLE_BIT(INDICES);
+  const unsigned backward = ROLE_BIT(DX) | ROLE_BIT(DWEIGHT) | ROLE_BIT(DBIAS);
+  unsigned outputs = problem->direction == ONEPASS_FORWARD ? forward : backward;
+  return (outputs & ROLE_BIT(role)) || role_is_updated(problem, role);
+}
+
+void format_sizes(char *text, size_t size, const int64_t *sizes, int32_t count) {
+  bool alike = true;
+  for (int32_t i = 1; i < count; i++) alike = alike && sizes[i] == sizes[0];
+  format_shape(text, size, sizes, alike ? 1 : count);
+}
+
+static void format_window(char *text, size_t size, const onepass_pool *pool) {
+  const struct {
+    const char *letter;
+    const int64_t *sizes;
+    bool shown;
+  } parts[] = {{"k", pool->kernel, true},
+               {" s", pool->stride, true},
+               {" p", pool->padding, pool->op != ONEPASS_LP_POOL},
+               {" d", pool->dilation, pool->dilation[0] > 1}};
+  size_t used = 0;
+  for (int i = 0; i < 4; i++) {
+    char sizes[72];
+    if (!parts[i].shown || used >= size) continue;
+    format_sizes(sizes, sizeof sizes, parts[i].sizes, pool->spatial);
+    used += (size_t)snprintf(text + used, size - used, "%s%s", parts[i].letter, sizes);
+  }
+}
+
+static void format_rows(char *text, size_t size, const problem *problem) {
+  switch (problem->op->rows) {
+    case ROWS_WHOLE:
+      snprintf(text, size, "all axes");
+      return;
+    case ROWS_CHANNELS:
+      snprintf(text, size, "each channel");
+      return;
+    case ROWS_GROUPS:
+      if (problem->op->group_a_channel)
+        snprintf(text, size, "each channel");
+      else
+        snprintf(text, size, "%" PRId64 " groups", problem->norm.groups);
+      return;
+    case ROWS_ALONG_AXIS:
+    case ROWS_TRAILING:
+      snprintf(text, size, "axis %" PRId32, problem->norm.axis - problem->ndim);
+  }
+}
+
+void format_arguments(char *text, size_t size, const problem *problem) {
+  if (problem->op->family == FAMILY_POOL && problem->op->adaptive) {
+    char sizes[72];
+    format_shape(sizes, sizeof sizes, problem->pooled, problem->op->spatial);
+    snprintf(text, size, "to %s", sizes);
+  } else if (problem->op->family == FAMILY_POOL) {
+    format_window(text, size, &problem->pool);
+  } else {
+    format_rows(text, size, problem);
+    size_t used = strlen(text);
+    if (problem->norm.activation && used < size)
+      snprintf(text + used, size - used, ", %s", activation_choices[problem->norm.activation]);
+  }
+}
+
+/* ---- Rows ---- */
 
 static int64_t product(const int64_t *sizes, int32_t first, int32_t last) {
   int64_t product = 1;
@@ -34,42 +160,52 @@ static int64_t product(const int64_t *sizes, int32_t first, int32_t last) {
   return product;
 }
 
+/* The axes first to last - 1 are a row's; of norms that have such. */
+typedef struct span_of_axes {
+  int32_t first, last;
+} span_of_axes;
+
+static span_of_axes normalized_axes(const problem *problem) {
+  int32_t first = problem->norm.axis, axes = problem->norm.axes;
+  if (problem->op->rows == ROWS_TRAILING) return (span_of_axes){first, problem->ndim};
+  return (span_of_axes){first, first + (axes ? axes : 1)};
+}
+
 view problem_view(const problem *problem) {
-  int32_t axis = problem->op == OP_AVG_POOL1D ? problem->ndim - 1 : problem->axis;
-  int32_t end = problem->op == OP_L1_NORM ? axis + 1 : problem->ndim;
-  return (view){product(problem->shape, 0, axis), product(problem->shape, axis, end),
-                product(problem->shape, end, problem->ndim)};
+  const int64_t *shape = problem->shape;
+  int32_t ndim = problem->ndim;
+  if (problem->op->family == FAMILY_POOL) {
+    int64_t length = product(shape, ndim - problem->op->spatial, ndim);
+    int64_t planes = product(shape, 0, ndim - problem->op->spatial);
+    return (view){planes, length, 1, length, 1, length, 0};
+  }
+  if (problem->op->rows == ROWS_GROUPS) {
+    int64_t length = shape[1] / problem->norm.groups * product(shape, 2, ndim);
+    return (view){shape[0] * problem->norm.groups, length, 1, length, 1, length, 0};
+  }
+  if (problem->op->rows == ROWS_CHANNELS) {
+    int64_t behind = product(shape, 2, ndim);
+    return (view){shape[1], shape[0] * behind, 1, behind, 1, behind, shape[1] * behind};
+  }
+  span_of_axes axes = normalized_axes(problem);
+  int64_t length = product(shape, axes.first, axes.last), inner = product(shape, axes.last, ndim);
+  int64_t rows = product(shape, 0, axes.first) * inner;
+  return (view){rows, length, inner, length * inner, inner, length, 0};
+}
+
+int64_t weight_count(const problem *problem) {
+  if (weights_by_channel(problem->op)) return problem->shape[1];
+  return problem_view(problem).length;
+}
+
+int64_t weight_of(const problem *problem, const view *view, int64_t row, int64_t element) {
+  if (problem->op->rows == ROWS_CHANNELS) return row;
+  if (problem->op->rows != ROWS_GROUPS) return element;
+  int64_t channels = problem->shape[1] / problem->norm.groups; /* of a group */
+  return row % problem->norm.groups * channels + element / (view->length / channels);
 }
 
 /* ---- Shapes and layouts ---- */
-
-static bool uses(const problem *problem, role role) {
-  bool forward = problem->direction == ONEPASS_FORWARD;
-  bool layer = problem->op == OP_LAYER_NORM;
-  switch (role) {
-    case X:
-      return forward || problem->op != OP_AVG_POOL1D;
-    case Y:
-      return forward;
-    case DY:
-    case DX:
-      return !forward;
-    case WEIGHT:
-      return layer && problem->weight;
-    case BIAS:
-      return layer && problem->bias && forward;
-    case DWEIGHT:
-      return layer && problem->weight && !forward;
-    case DBIAS:
-      return layer && problem->bias && !forward;
-    case MEAN:
-    case RSTD:
-      return layer && (problem->stats || !forward);
-    case ROLES:
-      break;
-  }
-  return false;
-}
 
 static onepass_dtype role_dtype(const problem *problem, role role) {
   switch (role) {
@@ -77,32 +213,65 @@ static onepass_dtype role_dtype(const problem *problem, role role) {
     case BIAS:
     case DWEIGHT:
     case DBIAS:
+    case RUNNING_MEAN:
+    case RUNNING_VAR:
       return problem->weight_dtype;
     case MEAN:
     case RSTD:
       return problem->dtype.bits == 64 ? ONEPASS_F64 : ONEPASS_F32;
+    case INDICES:
+      return ONEPASS_I64;
     default:
       return problem->dtype;
   }
 }
 
+static int32_t weight_shape(const problem *problem, int64_t *shape) {
+  span_of_axes axes = normalized_axes(problem);
+  if (weights_by_channel(problem->op)) axes = (span_of_axes){1, 2};
+  memcpy(shape, problem->shape + axes.first, (size_t)(axes.last - axes.first) * sizeof *shape);
+  return axes.last - axes.first;
+}
+
+static int32_t saved_shape(const problem *problem, int64_t *shape) {
+  if (problem->op->rows == ROWS_CHANNELS) {
+    shape[0] = problem->shape[1];
+    return 1;
+  }
+  if (problem->op->rows == ROWS_GROUPS) {
+    shape[0] = problem->shape[0];
+    shape[1] = problem->norm.groups;
+    return 2;
+  }
+  span_of_axes axes = normalized_axes(problem);
+  bool keep = problem->keep_axes || axes.last - axes.first == problem->ndim;
+  int32_t ndim = 0;
+  for (int32_t i = 0; i < problem->ndim; i++) {
+    bool normalized = i >= axes.first && i < axes.last;
+    if (!normalized || keep) shape[ndim++] = normalized ? 1 : problem->shape[i];
+  }
+  return ndim;
+}
+
 static int32_t role_shape(const problem *problem, role role, int64_t *shape) {
-  int32_t ndim = problem->ndim, normalized = ndim - problem->axis;
+  int32_t ndim = problem->ndim;
   memcpy(shape, problem->shape, (size_t)ndim * sizeof *shape);
   switch (role) {
     case WEIGHT:
     case BIAS:
     case DWEIGHT:
     case DBIAS:
-      memcpy(shape, problem->shape + problem->axis, (size_t)normalized * sizeof *shape);
-      return normalized;
+    case RUNNING_MEAN:
+    case RUNNING_VAR:
+      return weight_shape(problem, shape);
     case MEAN:
     case RSTD:
-      for (int32_t i = problem->axis; i < ndim; i++) shape[i] = 1;
-      return problem->keep_axes || problem->axis == 0 ? ndim : problem->axis;
+      return saved_shape(problem, shape);
     case Y:
     case DY:
-      if (problem->op == OP_AVG_POOL1D) shape[ndim - 1] = problem->pooled;
+    case INDICES:
+      for (int32_t a = 0; problem->op->family == FAMILY_POOL && a < problem->op->spatial; a++)
+        shape[ndim - problem->op->spatial + a] = problem->pooled[a];
       return ndim;
     default:
       return ndim;
@@ -118,6 +287,13 @@ static void memory_order(int32_t ndim, layout layout, int32_t *order) {
     for (int32_t i = 1; i < ndim - 1; i++) order[i] = i + 1;
     order[ndim - 1] = 1;
   }
+}
+
+int64_t span_of(const operand *operand) {
+  int64_t span = operand->elements > 0 ? 1 : 0;
+  for (int32_t i = 0; i < operand->ndim && operand->elements > 0; i++)
+    span += (operand->shape[i] - 1) * operand->strides[i];
+  return span;
 }
 
 /* Strides, elements and span. False when they do not fit in 64 bits. */
@@ -138,21 +314,22 @@ static bool lay_out(operand *operand, layout layout, bool output) {
   }
   if (layout == LAYOUT_BROADCAST && !output) operand->strides[0] = 0;
   if (layout == LAYOUT_BROADCAST && output) operand->compact = true;
-  operand->span = operand->elements > 0 ? 1 : 0;
-  for (int32_t i = 0; i < operand->ndim && operand->elements > 0; i++)
-    operand->span += (operand->shape[i] - 1) * operand->strides[i];
+  operand->span = span_of(operand);
   return true;
 }
 
 bool problem_operands(const problem *problem, layout layout, operand operands[ROLES]) {
   memset(operands, 0, ROLES * sizeof *operands);
   for (role role = X; role < ROLES; role++) {
-    if (!uses(problem, role)) continue;
+    if (!has_role(problem, role)) continue;
     operand *operand = &operands[role];
     operand->device = (onepass_device){ONEPASS_CPU, 0};
     operand->dtype = role_dtype(problem, role);
     operand->ndim = role_shape(problem, role, operand->shape);
-    if (!lay_out(operand, layout, role_is_output(role, problem->direction))) return false;
+    /* what does not have the batches cannot repeat along them, and statistics must be right */
+    bool saved = (ROLE_BIT(MEAN) | ROLE_BIT(RSTD)) & ROLE_BIT(role);
+    bool kept = saved && problem->op->rows == ROWS_CHANNELS;
+    if (!lay_out(operand, layout, kept || role_is_output(problem, role))) return false;
   }
   return true;
 }
@@ -244,23 +421,28 @@ onepass_status problem_plan(const problem *problem, const operand operands[ROLES
   }
   onepass_tensors all;
   memcpy(&all, used, sizeof all);
-  if (problem->op == OP_AVG_POOL1D) {
-    onepass_pool pool = {.op = ONEPASS_AVG_POOL,
-                         .direction = problem->direction,
-                         .spatial = 1,
-                         .kernel = {problem->kernel},
-                         .stride = {problem->stride},
-                         .padding = {problem->padding},
-                         .ceil_mode = problem->ceil_mode,
-                         .count_include_pad = problem->count_include_pad};
-    return onepass_plan_pool(plan, &pool, &all, options);
+  if (problem->op->family == FAMILY_POOL)
+    return onepass_plan_pool(plan, &problem->pool, &all, options);
+  return onepass_plan_norm(plan, &problem->norm, &all, options);
+}
+
+problem forward_of(const problem *backward) {
+  problem forward = *backward;
+  forward.direction = forward.norm.direction = forward.pool.direction = ONEPASS_FORWARD;
+  forward.norm.activation = ONEPASS_NO_ACTIVATION;
+  forward.norm.use_running = 0;
+  unsigned needed = ROLE_BIT(X) | ROLE_BIT(Y) | ROLE_BIT(MEAN) | ROLE_BIT(RSTD) | ROLE_BIT(INDICES);
+  forward.roles = backward->op->roles[ONEPASS_FORWARD] & needed;
+  return forward;
+}
+
+/* What a role that is moved on was before. */
+static void copy_values(operand *to, const operand *from) {
+  for (int64_t i = 0; i < from->elements; i++) {
+    double value;
+    operand_load(from, i, 1, 1, &value);
+    store_element(to->dtype, operand_at(to, i), value);
   }
-  onepass_norm norm = {.op = problem->op == OP_L1_NORM ? ONEPASS_L1_NORM : ONEPASS_LAYER_NORM,
-                       .direction = problem->direction,
-                       .axis = problem->axis,
-                       .reduction = problem->reduction,
-                       .eps = problem->eps};
-  return onepass_plan_norm(plan, &norm, &all, options);
 }
 
 onepass_status run_reference(const problem *problem, const operand operands[ROLES], unsigned native,
@@ -269,10 +451,12 @@ onepass_status run_reference(const problem *problem, const operand operands[ROLE
   bool allocated = true;
   for (role role = X; role < ROLES; role++) {
     want[role].memory = NULL;
-    if (want[role].ndim == 0 || !role_is_output(role, problem->direction)) continue;
-    if (!(native >> role & 1)) want[role].dtype = ONEPASS_F64;
+    if (want[role].ndim == 0 || !role_is_output(problem, role)) continue;
+    if (role != INDICES && !(native >> role & 1)) want[role].dtype = ONEPASS_F64;
     lay_out(&want[role], LAYOUT_COMPACT, true);
-    allocated = operand_allocate(&want[role], LAYOUT_COMPACT) && allocated;
+    bool got_memory = operand_allocate(&want[role], LAYOUT_COMPACT);
+    if (got_memory && role_is_updated(problem, role)) copy_values(&want[role], &operands[role]);
+    allocated = allocated && got_memory;
   }
   if (!allocated) return ONEPASS_OUT_OF_MEMORY;
   onepass_options options = {.reference = 1};

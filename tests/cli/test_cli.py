@@ -18,6 +18,11 @@ assert CLI, "set ONEPASS_CLI to the path of the onepass command"
 KEYS = {"op", "dir", "dtype", "shape", "device", "threads", "ms", "gbps", "copy_ms", "of_copy",
         "max_err"}
 GPU_KEYS = {"grid", "block", "cluster", "shared", "launches", "host_us", "kernel", "workspace"}
+NORMS = ["l1_norm", "l2_norm", "normalize", "frobenius_norm", "layer_norm", "add_layer_norm",
+         "rms_norm", "add_rms_norm", "group_norm", "instance_norm", "batch_norm"]
+POOLS = [f"{kind}_pool{axes}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")
+         for axes in (1, 2, 3)]
+POOL_SHAPES = {"1": "3x5x257", "2": "2x3x17x19", "3": "2x2x9x8x11"}
 GPU_KERNELS = ["warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows"]
 
 
@@ -63,6 +68,13 @@ def test_every_command_is_in_the_help() -> None:
     text = onepass("--help").stdout
     for command in ("info", "check", "bench"):
         assert re.search(rf"^\s+{command}\b", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_every_operator_is_in_the_help(command: str) -> None:
+    text = onepass("help", command).stdout
+    for name in NORMS + [name for name in POOLS if name.endswith("1d")]:
+        assert re.search(rf"\b{name}\b", text), name
 
 
 def test_the_version_is_the_headers() -> None:
@@ -115,6 +127,28 @@ MISTAKES = [
     (["bench", "--op", "avg_pool1d", "--shape", "2x3x4", "--kernel", "99", "--padding", "0"], "99"),
     (["bench", "--op", "avg_pool1d", "--shape", "2x3x64", "--kernel", "4", "--padding", "3"], "3"),
     (["bench", "--op", "l1_norm", "--shape", "4x5", "--axis", "2"], "2"),
+    (["bench", "--op", "l1_norm", "--kernel", "3"], "--kernel is for poolings"),
+    (["bench", "--op", "avg_pool2d", "--axis", "1"], "--axis is for norms"),
+    (["bench", "--op", "layer_norm", "--groups", "4"], "--groups is for group_norm"),
+    (["bench", "--groups", "4"], "--op"),
+    (["bench", "--op", "group_norm", "--shape", "2x6x9", "--groups", "4"], "groups = 4"),
+    (["bench", "--op", "group_norm", "--groups", "0"], "--groups 0"),
+    (["bench", "--op", "group_norm", "--shape", "7"], "ndim = 1"),
+    (["bench", "--op", "batch_norm", "--shape", "7"], "ndim = 1"),
+    (["bench", "--op", "l2_norm", "--activation", "relu"], "--activation is for"),
+    (["bench", "--op", "layer_norm", "--activation", "tanh"], "gelu_tanh"),
+    (["bench", "--op", "avg_pool2d", "--shape", "7"], "ndim = 1"),
+    (["bench", "--op", "max_pool3d", "--shape", "2x3x4"], "ndim = 3"),
+    (["bench", "--op", "avg_pool1d", "--kernel", "3x3"], "3x3"),
+    (["bench", "--op", "avg_pool2d", "--kernel", "3x"], "3x"),
+    (["bench", "--op", "avg_pool2d", "--kernel", "2x2x2x2"], "2x2x2x2"),
+    (["bench", "--op", "avg_pool2d", "--stride", "0"], "--stride 0"),
+    (["bench", "--op", "avg_pool2d", "--dilation", "2"], "--dilation is for max_pool"),
+    (["bench", "--op", "lp_pool1d", "--padding", "1"], "--padding is for"),
+    (["bench", "--op", "max_pool2d", "--output", "7"], "--output is for adaptive"),
+    (["bench", "--op", "adaptive_avg_pool2d", "--kernel", "3"], "--kernel is for"),
+    (["bench", "--op", "adaptive_avg_pool2d", "--output", "0"], "--output 0"),
+    (["bench", "--op", "max_pol2d"], "did you mean max_pool2d?"),
     (["bench", "--json=yes"], "--json"),
     (["check", "--op", "l3_norm"], "l3_norm"),
     (["check", "stray"], "stray"),
@@ -183,8 +217,8 @@ def test_info_lists_gpus_as_objects_or_says_why_there_are_none() -> None:
 def test_a_quick_check_passes(device: str) -> None:
     result = onepass("check", "--quick", "--device", device)
     assert result.returncode == 0, result.stdout + result.stderr
-    for word in ("l1_norm", "layer_norm", "avg_pool1d", "f32", "f64", "f16", "bf16"):
-        assert word in result.stdout, word
+    for word in NORMS + POOLS + ["f32", "f64", "f16", "bf16"]:
+        assert re.search(rf"\b{word}\b", result.stdout), word
 
 
 def test_a_check_of_one_operator_shows_only_that(device: str) -> None:
@@ -192,6 +226,30 @@ def test_a_check_of_one_operator_shows_only_that(device: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "avg_pool1d" in result.stdout
     assert "layer_norm" not in result.stdout
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "batch_norm", "max_pool2d"])
+def test_a_check_says_what_ran(device: str, op: str) -> None:
+    result = onepass("check", "--quick", "--op", op, "--device", device, "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    groups = [line for line in lines if "dtype" in line]
+    assert {(li["op"], li["dir"], li["dtype"]) for li in groups} == {
+        (op, direction, dtype) for direction in ("fwd", "bwd")
+        for dtype in ("f32", "f64", "f16", "bf16")}
+    for line in groups:
+        assert {"cases", "failed", "worst_of_bound", "max_err", "max_abs_err", "ok"} <= set(line)
+        assert line["ok"] and line["failed"] == 0
+        assert bool(line["kernels"]) == (line["cases"] > 0)
+        assert line["cases"] + line["skipped"] > 0
+        assert device == "cuda" or line["skipped"] == 0
+
+
+def test_a_family_has_its_operators_and_no_others() -> None:
+    result = onepass("check", "--quick", "--op", "pool", "--device", "cpu", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {line["op"] for line in map(json.loads, result.stdout.splitlines())
+            if "op" in line} == set(POOLS)
 
 
 def test_a_check_takes_the_gpu_if_there_is_one() -> None:
@@ -242,6 +300,40 @@ def test_bench_does_every_operator_and_type(device: str, op: str, shape: str, dt
                   "--device", device)
     assert [(li["op"], li["dtype"], li["dir"], li["threads"]) for li in lines] == [
         (op, dtype, "fwd", 1)]
+
+
+@pytest.mark.parametrize("op", NORMS + POOLS)
+def test_bench_knows_every_operator(device: str, op: str) -> None:
+    shape = POOL_SHAPES[op[-2]] if op in POOLS else "6x8x65"
+    result = onepass("bench", "--json", "--op", op, "--shape", shape, "--reps", "5", "--device",
+                     device)
+    if result.returncode == 2 and device == "cuda":
+        assert result.stderr.endswith("has no CUDA kernels yet; add --device cpu\n")
+        pytest.skip("no CUDA kernels yet")
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["op"], line["dir"]) for line in lines] == [(op, "fwd"), (op, "bwd")]
+    for line in lines:
+        assert KEYS <= set(line)
+        assert line["ok"] and 0 <= line["max_err"] < 1e-4
+
+
+def test_bench_takes_what_the_operators_take() -> None:
+    def first(*arguments: str) -> Dict[str, Any]:
+        return bench("--device", "cpu", "--dir", "fwd", "--reps", "5", *arguments)[0]
+
+    line = first("--op", "group_norm", "--shape", "2x12x65", "--groups", "4", "--activation", "silu")
+    assert (line["groups"], line["activation"]) == (4, "silu")
+    line = first("--op", "l2_norm", "--shape", "2x12x65", "--axis", "1")
+    assert line["axis"] == -2
+    line = first("--op", "max_pool2d", "--shape", "2x3x40x41", "--kernel", "3x5", "--stride", "2",
+                 "--padding", "1x0", "--dilation", "1x2")
+    assert [line[key] for key in ("kernel_size", "stride", "padding", "dilation")] == [
+        [3, 5], [2, 2], [1, 0], [1, 2]]
+    line = first("--op", "avg_pool1d", "--shape", "2x3x40", "--kernel", "4")
+    assert [line[key] for key in ("kernel_size", "stride", "padding")] == [4, 1, 2]
+    line = first("--op", "adaptive_max_pool3d", "--shape", "2x9x9x9", "--output", "2x3x4")
+    assert line["output"] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("kernel", GPU_KERNELS)
