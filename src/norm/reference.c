@@ -108,6 +108,7 @@ double onepass_activate(onepass_activation activation, double x) {
 }
 
 double onepass_activation_slope(onepass_activation activation, double x) {
+  if (activation && isinf(x)) return x > 0 ? 1 : 0; /* what it tends to */
   switch (activation) {
     case ONEPASS_RELU:
       return x > 0 ? 1 : 0;
@@ -214,7 +215,7 @@ void onepass_norm_moments_backward(const onepass_norm_reference *r) {
   } else if (centered) {
     for (int64_t i = 0; i < n; i++) mean += get(r, ONEPASS_ROLE_X, i) / (double)n;
   }
-  const double share = p->use_running ? 0 : share_of_products(p, rstd);
+  const double share = share_of_products(p, rstd);
   for (int pass = 0; pass < 2; pass++) { /* the sums, then dx */
     for (int64_t i = 0; i < n; i++) {
       const int64_t w = weight_of(r, i);
@@ -230,8 +231,11 @@ void onepass_norm_moments_backward(const onepass_norm_reference *r) {
         r->by_bias[w] += dy;
         continue;
       }
-      double dx = dy * weight - normalized * dot * share;
-      if (centered) dx -= sum * share;
+      double dx = dy * weight;
+      if (!p->use_running) { /* which are constants, whatever is in the row */
+        dx -= normalized * dot * share;
+        if (centered) dx -= sum * share;
+      }
       dx *= rstd;
       if (onepass_has(r->layouts, ONEPASS_ROLE_DSUM)) dx += get(r, ONEPASS_ROLE_DSUM, i);
       put(r, ONEPASS_ROLE_DX, i, dx);
