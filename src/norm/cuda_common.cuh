@@ -277,7 +277,7 @@ template <class C>
 __device__ inline C share_of_products(C rstd, const norm_args &a) {
   if (a.denominator != ONEPASS_BY_LENGTH) return one_over_n<C>(a);
   const C rest = 1 - eps_of<C>(a) * rstd; /* the length's share of the denominator */
-  if (rest <= (C)0x1p-20) return 0;
+  if (rest <= (sizeof(C) == 8 ? (C)0x1p-50 : (C)0x1p-21)) return 0; /* rstd is rounded */
   return a.clamp ? 1 : 1 / rest;
 }
 
