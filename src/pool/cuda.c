@@ -1,6 +1,8 @@
 /* A pooling on a GPU: its argument and its launch. */
 #include "pool/cuda.h"
 
+#include <string.h>
+
 #include "core/plan.h"
 
 /* ---- Running --------------------------------------------------------------------------------- */
@@ -68,29 +70,92 @@ static bool is_dense(const onepass_pool_problem *p) {
          (p->wide.pooled_step == 1 || p->wide.pooled == 1);
 }
 
-onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
+static onepass_status cannot_do(const onepass_plan *plan, onepass_cuda_kernel asked) {
+  return onepass_fail(ONEPASS_BAD_OPTION,
+                      "options.cuda_kernel = %d (%s): expected one that can do this %s", (int)asked,
+                      onepass_cuda_kernel_name(asked), plan->info.op);
+}
+
+static void describe_launch(onepass_plan *plan, onepass_cuda_kernel kernel,
+                            const onepass_cuda_launch *step) {
+  plan->info.kernel = onepass_cuda_kernel_name(kernel);
+  plan->info.grid = step->grid;
+  plan->info.block = step->block;
+  plan->info.cluster = 1;
+  plan->info.shared = step->shared;
+  plan->info.launches = step->grid ? 1 : 0;
+}
+
+static onepass_status plan_lines(onepass_plan *plan, onepass_cuda_kernel asked) {
   const onepass_pool_problem *p = &plan->problem.pool;
   onepass_pool_launch *l = &plan->cuda.pool.launch;
-  if (!onepass_pool_is_plain(p)) {
-    return onepass_fail(
-        ONEPASS_BAD_DEVICE,
-        "device.type = %d (CUDA): expected %d (CPU), as this %s has no CUDA kernels yet",
-        ONEPASS_CUDA, ONEPASS_CPU, plan->info.op);
-  }
   const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
-  if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) {
-    return onepass_fail(ONEPASS_BAD_OPTION,
-                        "options.cuda_kernel = %d (%s): expected one that can do this %s",
-                        (int)asked, onepass_cuda_kernel_name(asked), plan->info.op);
-  }
+  if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) return cannot_do(plan, asked);
   onepass_cuda_launch *step = &plan->cuda.pool.step;
   *step = (onepass_cuda_launch){.grid = l->grid, .block = l->block, .shared = l->shared};
-  plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
-  plan->info.grid = l->grid;
-  plan->info.block = l->block;
-  plan->info.cluster = 1;
-  plan->info.shared = l->shared;
-  plan->info.launches = l->grid ? 1 : 0;
   plan->queue = queue_pool;
+  describe_launch(plan, l->kernel, step);
   return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, p->type, l->name, &step->function);
+}
+
+/* ---- Boxes ------------------------------------------------------------------------------------- */
+
+static bool is_aligned(const onepass_box_args *args) {
+  uintptr_t bits = 0;
+  for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
+    if (t != ONEPASS_BOX_INDICES) bits |= (uintptr_t)args->tensor[t];
+  }
+  return bits % 16 == 0;
+}
+
+static onepass_status queue_boxes(const onepass_plan *plan, const onepass_buffers *buffers,
+                                  char *workspace, void *stream) {
+  const onepass_pool_cuda *cuda = &plan->cuda.pool;
+  (void)workspace;
+  if (!cuda->step.grid) return ONEPASS_OK;
+  onepass_box_args args = cuda->box.args;
+  for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
+    static const onepass_role roles[] = {ONEPASS_ROLE_X, ONEPASS_ROLE_Y, ONEPASS_ROLE_INDICES,
+                                         ONEPASS_ROLE_DY, ONEPASS_ROLE_DX};
+    void *address = onepass_buffer(buffers, roles[t]);
+    args.tensor[t] = onepass_has(&plan->layouts, roles[t]) ? address : NULL;
+  }
+  if (!cuda->box.aligned || is_aligned(&args)) {
+    return onepass_cuda_queue(&cuda->step, &args, stream);
+  }
+  onepass_box_args other = cuda->other_box.args;
+  memcpy(other.tensor, args.tensor, sizeof other.tensor);
+  return onepass_cuda_queue(&cuda->other_step, &other, stream);
+}
+
+static onepass_status load_box(onepass_plan *plan, const onepass_box_launch *box,
+                               onepass_cuda_launch *step) {
+  *step = (onepass_cuda_launch){.grid = box->grid, .block = box->block, .shared = box->shared};
+  return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, plan->problem.pool.type, box->name,
+                           &step->function);
+}
+
+static onepass_status plan_boxes(onepass_plan *plan, onepass_cuda_kernel asked) {
+  const onepass_pool_problem *p = &plan->problem.pool;
+  onepass_pool_cuda *cuda = &plan->cuda.pool;
+  const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
+  const bool indices = onepass_has(&plan->layouts, ONEPASS_ROLE_INDICES);
+  if (!onepass_pool_choose_boxes(p, indices, false, device, asked, &cuda->box)) {
+    return cannot_do(plan, asked);
+  }
+  onepass_status status = load_box(plan, &cuda->box, &cuda->step);
+  if (status == ONEPASS_OK && cuda->box.aligned) {
+    if (!onepass_pool_choose_boxes(p, indices, true, device, asked, &cuda->other_box)) {
+      return cannot_do(plan, asked);
+    }
+    status = load_box(plan, &cuda->other_box, &cuda->other_step);
+  }
+  plan->queue = queue_boxes;
+  describe_launch(plan, cuda->box.kernel, &cuda->step);
+  return status;
+}
+
+onepass_status onepass_pool_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
+  return onepass_pool_is_plain(&plan->problem.pool) ? plan_lines(plan, asked)
+                                                    : plan_boxes(plan, asked);
 }

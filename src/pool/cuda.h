@@ -25,4 +25,48 @@ typedef struct onepass_pool_args {
   int32_t tile; /* outputs of a block */
 } onepass_pool_args;
 
+/* ---- Boxes: windows over up to three axes ------------------------------------------------------ */
+
+/* The tensors of such a pooling, in this order wherever there is one of something for each. */
+enum {
+  ONEPASS_BOX_X,
+  ONEPASS_BOX_Y,
+  ONEPASS_BOX_INDICES,
+  ONEPASS_BOX_DY,
+  ONEPASS_BOX_DX,
+  ONEPASS_BOX_TENSORS
+};
+
+/* Division of numbers below 2^31 by one that is known beforehand. */
+typedef struct onepass_divider {
+  uint32_t multiplier, shift;
+} onepass_divider;
+
+typedef struct onepass_box_axis {
+  int64_t kernel, stride, padding, dilation, extent, length, pooled; /* as in onepass_pool_axis */
+  int64_t count;                     /* of what threads make: y's, or backward dx's */
+  int64_t step[ONEPASS_BOX_TENSORS]; /* from one element to the next */
+  onepass_divider by_count, by_stride;
+} onepass_box_axis;
+
+/* The argument of every kernel of boxes. What is not pooled has `outer` times `inner` positions.
+ * Threads go through what they make in the order outer, inner, axes; or, with channels_last, outer,
+ * axes, inner. */
+typedef struct onepass_box_args {
+  void *tensor[ONEPASS_BOX_TENSORS];
+  onepass_box_axis axis[3];
+  int64_t outer, inner;
+  int64_t outer_step[ONEPASS_BOX_TENSORS], inner_step[ONEPASS_BOX_TENSORS];
+  onepass_divider by_inner;
+  int32_t channels_last;
+  /* Each group of blocks has `group` outer positions, so that 32 bits count what a group makes. */
+  int64_t group, group_blocks;
+  onepass_divider by_group_blocks;
+  int32_t adaptive, count_include_pad;
+  int32_t many_terms; /* add up in double */
+  int32_t uniform;    /* every sum is multiplied by `factor` */
+  double factor;
+  double divisor, p, elements;
+} onepass_box_args;
+
 #endif

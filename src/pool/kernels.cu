@@ -26,6 +26,8 @@ typedef onepass_pool_args pool_args;
 
 enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
+#include "pool/cuda_boxes.cuh"
+
 /* ---- Where things are ------------------------------------------------------------------------ */
 
 __device__ static int64_t line_offset(const onepass_walk &walk, int role, int64_t line) {
@@ -528,3 +530,26 @@ KERNEL(windows_flat_backward, (flat_backward(args)))
 KERNEL(windows_doubled, (doubled_windows(args)))
 KERNEL(windows_warp, (warp_windows(args)))
 KERNEL(windows_strided, (strided_windows(args)))
+
+/* ---- Boxes ------------------------------------------------------------------------------------- */
+
+#define BOX_KERNEL(name, call)                           \
+  extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
+      name(const __grid_constant__ box_args args) {      \
+    call;                                                \
+  }
+
+#define BOX_KERNELS(op, OP)                                                  \
+  BOX_KERNEL(boxes_##op##_forward, (box_forward<int32_t, OP, 1>(args)))      \
+  BOX_KERNEL(boxes_##op##_backward, (box_backward<int32_t, OP, 1>(args)))    \
+  BOX_KERNEL(boxes_##op##_forward_wide, (box_forward<int64_t, OP, 1>(args))) \
+  BOX_KERNEL(boxes_##op##_backward_wide, (box_backward<int64_t, OP, 1>(args)))
+#define CHANNEL_KERNELS(op, OP)                                                    \
+  BOX_KERNEL(boxes_##op##_forward_channels, (box_forward<int32_t, OP, VEC>(args))) \
+  BOX_KERNEL(boxes_##op##_backward_channels, (box_backward<int32_t, OP, VEC>(args)))
+
+BOX_KERNELS(avg, BOX_AVG)
+BOX_KERNELS(max, BOX_MAX)
+BOX_KERNELS(lp, BOX_LP)
+CHANNEL_KERNELS(avg, BOX_AVG)
+CHANNEL_KERNELS(max, BOX_MAX)

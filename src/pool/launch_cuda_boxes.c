@@ -1,0 +1,239 @@
+/* Which kernel and how many blocks a pooling over up to three axes takes on a GPU: a pure function of
+ * the problem. */
+#include "core/plan.h"
+
+enum {
+  BLOCK = 256,
+  FEW_TERMS = 64,           /* of an output, that one thread adds up in the type of sums */
+  MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
+};
+
+static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static const onepass_role role_of[] = {
+    [ONEPASS_BOX_X] = ONEPASS_ROLE_X,   [ONEPASS_BOX_Y] = ONEPASS_ROLE_Y,
+    [ONEPASS_BOX_DY] = ONEPASS_ROLE_DY, [ONEPASS_BOX_INDICES] = ONEPASS_ROLE_INDICES,
+    [ONEPASS_BOX_DX] = ONEPASS_ROLE_DX,
+};
+
+/* ---- The problem as kernels see it ----------------------------------------------------------- */
+
+/* n / divisor is (n * multiplier / 2^32 + n) >> shift for every n below 2^31. */
+static onepass_divider divider_of(int64_t divisor) {
+  onepass_divider d = {1, 0};
+  if (divisor < 1 || divisor > INT32_MAX) return d; /* not used then */
+  while (((int64_t)1 << d.shift) < divisor) d.shift++;
+  const uint64_t above = ((uint64_t)1 << d.shift) - (uint64_t)divisor;
+  d.multiplier = (uint32_t)((above << 32) / (uint64_t)divisor + 1);
+  return d;
+}
+
+/* Adaptive windows that are all alike are ordinary ones. */
+static bool has_equal_parts(const onepass_pool_problem *p) {
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    if (p->axis[a].pooled == 0 || p->axis[a].length % p->axis[a].pooled != 0) return false;
+  }
+  return true;
+}
+
+static onepass_box_axis axis_of(const onepass_pool_problem *p, int a, bool equal_parts) {
+  const onepass_pool_axis *from = &p->axis[a];
+  onepass_box_axis axis = {.kernel = from->kernel,
+                           .stride = from->stride,
+                           .padding = from->padding,
+                           .dilation = from->dilation,
+                           .extent = from->extent,
+                           .length = from->length,
+                           .pooled = from->pooled,
+                           .count = p->backward ? from->length : from->pooled};
+  if (p->adaptive && equal_parts) {
+    axis.kernel = axis.stride = axis.extent = from->length / from->pooled;
+    axis.dilation = 1;
+  }
+  for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) axis.step[t] = from->step[role_of[t]];
+  axis.by_count = divider_of(axis.count);
+  axis.by_stride = divider_of(axis.stride);
+  return axis;
+}
+
+/* Whether every sum is divided by the same number. */
+static bool is_uniform(const onepass_pool_problem *p, const onepass_box_args *args) {
+  if (p->divisor != 0) return true;
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    const onepass_box_axis *axis = &args->axis[a];
+    if (args->adaptive || (axis->padding && !args->count_include_pad) ||
+        (axis->pooled - 1) * axis->stride + axis->extent > axis->length + 2 * axis->padding) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* At most, in one output. */
+static double terms_of(const onepass_pool_problem *p, const onepass_box_args *args) {
+  double terms = 1;
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    const onepass_box_axis *axis = &args->axis[a];
+    const int64_t parts = most(axis->pooled, 1);
+    if (!p->backward) {
+      terms *= (double)(args->adaptive ? axis->length / parts + 2 : axis->kernel);
+    } else {
+      terms *= (double)(args->adaptive ? parts / axis->length + 2
+                                       : divide_up(axis->extent, axis->stride));
+    }
+  }
+  return terms;
+}
+
+/* The tensor that windows lie in, x or dx, and the one that threads make, y or dx. */
+static int long_tensor(const onepass_pool_problem *p) {
+  return p->backward ? ONEPASS_BOX_DX : ONEPASS_BOX_X;
+}
+static int made_tensor(const onepass_pool_problem *p) {
+  return p->backward ? ONEPASS_BOX_DX : ONEPASS_BOX_Y;
+}
+
+/* Whether channels lie closer together than what is pooled. */
+static bool is_channels_last(const onepass_pool_problem *p, int64_t channel_step) {
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    const onepass_pool_axis *axis = &p->axis[a];
+    if (axis->length > 1 && axis->step[role_of[long_tensor(p)]] <= channel_step) return false;
+  }
+  return true;
+}
+
+static void describe(const onepass_pool_problem *p, onepass_box_args *args) {
+  const bool equal_parts = p->adaptive && has_equal_parts(p);
+  const onepass_walk *planes = &p->planes;
+  *args = (onepass_box_args){.outer = 1,
+                             .inner = 1,
+                             .adaptive = p->adaptive && !equal_parts,
+                             .count_include_pad = p->count_include_pad,
+                             .divisor = p->divisor,
+                             .p = p->p,
+                             .elements = p->elements};
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) args->axis[a] = axis_of(p, a, equal_parts);
+  const int last = planes->ndim - 1;
+  const int64_t *long_strides = planes->stride[role_of[long_tensor(p)]];
+  args->channels_last = last >= 0 && is_channels_last(p, long_strides[last]);
+  /* A walk has at most two axes: batches and channels. */
+  const int inner = planes->ndim == 2 || args->channels_last ? last : -1;
+  const int outer = inner == 0 ? -1 : planes->ndim - 1 - (inner >= 0);
+  if (inner >= 0) args->inner = planes->size[inner];
+  if (outer >= 0) args->outer = planes->size[outer];
+  for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
+    if (inner >= 0) args->inner_step[t] = planes->stride[role_of[t]][inner];
+    if (outer >= 0) args->outer_step[t] = planes->stride[role_of[t]][outer];
+  }
+  args->uniform = is_uniform(p, args);
+  if (args->uniform) {
+    double elements = p->divisor;
+    if (elements == 0) {
+      elements = (double)args->axis[0].kernel * (double)args->axis[1].kernel *
+                 (double)args->axis[2].kernel;
+    }
+    args->factor = 1 / elements;
+  }
+  args->many_terms = terms_of(p, args) > FEW_TERMS;
+}
+
+/* ---- A thread an output ---------------------------------------------------------------------- */
+
+/* Whether positions in a plane, and all that is made of them on the way, stay below 2^31. */
+static bool is_narrow(const onepass_box_args *args) {
+  const double limit = MOST_POSITIONS;
+  double offset[ONEPASS_BOX_TENSORS] = {0}, elements = 1;
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    const onepass_box_axis *axis = &args->axis[a];
+    const double length = (double)axis->length, pooled = (double)axis->pooled;
+    elements *= length;
+    if (length > limit || (double)axis->padding > limit || (double)axis->extent > limit ||
+        (double)axis->dilation > limit || pooled * (double)axis->stride > limit ||
+        (double)axis->stride > limit) {
+      return false;
+    }
+    if (args->adaptive && (length + 1) * (pooled + 1) > limit) return false;
+    for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
+      const bool is_long = t == ONEPASS_BOX_X || t == ONEPASS_BOX_DX;
+      offset[t] += (is_long ? length : pooled) * (double)axis->step[t];
+      if (offset[t] > limit) return false;
+    }
+  }
+  return elements <= limit;
+}
+
+/* What threads make in one outer position. */
+static double made_of_outer(const onepass_box_args *args, int64_t pack) {
+  return (double)(args->inner / pack) * (double)args->axis[0].count * (double)args->axis[1].count *
+         (double)args->axis[2].count;
+}
+
+/* Whether 16 bytes of channels are one access in every tensor that lies where 16 bytes begin. */
+static bool has_packs(const onepass_pool_problem *p, const onepass_box_args *args, int64_t vec) {
+  if (!args->channels_last || args->inner % vec != 0 || p->op == ONEPASS_LP_POOL) return false;
+  for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
+    const bool used = t != ONEPASS_BOX_INDICES && args->inner_step[t] != 0;
+    if (!used) continue;
+    if (args->inner_step[t] != 1 || args->outer_step[t] % vec != 0) return false;
+    for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+      if (args->axis[a].step[t] % vec != 0) return false;
+    }
+  }
+  /* A tensor that says the same for all channels has a step of 0. */
+  return args->inner_step[made_tensor(p)] == 1 &&
+         args->inner_step[p->backward ? ONEPASS_BOX_DY : ONEPASS_BOX_X] == 1;
+}
+
+enum { NARROW, WIDE, CHANNELS };
+
+static void choose_thread_an_output(const onepass_pool_problem *p, bool any_address,
+                                    onepass_box_launch *l) {
+  static const char *const names[3][2][3] = {
+      [ONEPASS_AVG_POOL] = {{"boxes_avg_forward", "boxes_avg_forward_wide",
+                             "boxes_avg_forward_channels"},
+                            {"boxes_avg_backward", "boxes_avg_backward_wide",
+                             "boxes_avg_backward_channels"}},
+      [ONEPASS_MAX_POOL] = {{"boxes_max_forward", "boxes_max_forward_wide",
+                             "boxes_max_forward_channels"},
+                            {"boxes_max_backward", "boxes_max_backward_wide",
+                             "boxes_max_backward_channels"}},
+      [ONEPASS_LP_POOL] = {{"boxes_lp_forward", "boxes_lp_forward_wide", NULL},
+                           {"boxes_lp_backward", "boxes_lp_backward_wide", NULL}},
+  };
+  onepass_box_args *args = &l->args;
+  const int64_t vec = 16 / onepass_type_size(p->type);
+  int way = is_narrow(args) && made_of_outer(args, 1) <= MOST_POSITIONS ? NARROW : WIDE;
+  if (way == NARROW && !any_address && has_packs(p, args, vec)) way = CHANNELS;
+  const int64_t pack = way == CHANNELS ? vec : 1;
+  const double made = made_of_outer(args, pack);
+  l->kernel = ONEPASS_CUDA_STRIDED;
+  l->name = names[p->op][p->backward][way];
+  l->aligned = way == CHANNELS;
+  args->by_inner = divider_of(args->inner / pack);
+  if (made == 0 || args->outer == 0) {
+    l->grid = 0;
+  } else if (way == WIDE) {
+    /* Tensors that exist have so few elements that this is exact. */
+    args->group = args->outer;
+    args->group_blocks = l->grid = divide_up((int64_t)made * args->outer, BLOCK);
+  } else {
+    args->group = least(args->outer, most(1, (int64_t)(MOST_POSITIONS / made)));
+    args->group_blocks = divide_up((int64_t)made * args->group, BLOCK);
+    args->by_group_blocks = divider_of(args->group_blocks);
+    l->grid = args->group_blocks * divide_up(args->outer, args->group);
+  }
+}
+
+bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool any_address,
+                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
+                               onepass_box_launch *launch) {
+  (void)device;
+  (void)indices;
+  *launch = (onepass_box_launch){.block = BLOCK};
+  describe(p, &launch->args);
+  if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
+  choose_thread_an_output(p, any_address, launch);
+  return launch->grid <= INT32_MAX;
+}
