@@ -207,6 +207,14 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   return to;
 }
 
+/* The larger one, or a NaN if either is one. */
+__device__ inline float larger_of(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+__device__ inline double larger_of(double a, double b) { return b > a || b != b ? b : a; }
+
 /* ---- Copies from global to shared memory that do not wait ---- */
 
 /* 16 bytes of which the first `valid` are read; the others become zeros. The 256 bytes around them come to the

@@ -49,6 +49,21 @@ typedef struct onepass_box_axis {
   onepass_divider by_count, by_stride;
 } onepass_box_axis;
 
+/* Tiles, of dense rows. Of the three axes the first is the one that a block walks along: `chunk` of its
+ * outputs, `step` at a time. What it needs of the next ones is on its way to shared memory meanwhile, in
+ * a ring of `ring` planes, each the rows of a tile of `high` by `wide` outputs. */
+typedef struct onepass_box_tiles {
+  int32_t step, high, wide;
+  int64_t chunk;
+  int64_t chunks, tiles_high, tiles_wide; /* blocks of one outer position */
+  int32_t ring;
+  int32_t rows, pitch;           /* of a plane, and bytes from row to row */
+  int32_t row_lanes, made_lanes; /* threads that share a row of inputs, of outputs */
+  int32_t rows_are_one;          /* windows have a single row: there is nothing to add up across */
+  onepass_divider by_rows, by_high;
+  int64_t index_step[3]; /* what a step along an axis adds to an index */
+} onepass_box_tiles;
+
 /* The argument of every kernel of boxes. What is not pooled has `outer` times `inner` positions.
  * Threads go through what they make in the order outer, inner, axes; or, with channels_last, outer,
  * axes, inner. */
@@ -67,6 +82,7 @@ typedef struct onepass_box_args {
   int32_t uniform;    /* every sum is multiplied by `factor` */
   double factor;
   double divisor, p, elements;
+  onepass_box_tiles tiles;
 } onepass_box_args;
 
 #endif

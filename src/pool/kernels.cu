@@ -27,6 +27,7 @@ typedef onepass_pool_args pool_args;
 enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 #include "pool/cuda_boxes.cuh"
+#include "pool/cuda_tiles.cuh"
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
@@ -553,3 +554,13 @@ BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
 CHANNEL_KERNELS(avg, BOX_AVG)
 CHANNEL_KERNELS(max, BOX_MAX)
+
+#define TILE_KERNEL(name, OP, INDICES)                   \
+  extern "C" __global__ void __launch_bounds__(BLOCK, 4) \
+      name(const __grid_constant__ box_args args) {      \
+    tiles_of_windows<OP, INDICES>(args);                 \
+  }
+
+TILE_KERNEL(tiles_avg, BOX_AVG, false)
+TILE_KERNEL(tiles_max, BOX_MAX, false)
+TILE_KERNEL(tiles_max_indices, BOX_MAX, true)

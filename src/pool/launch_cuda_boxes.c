@@ -1,11 +1,20 @@
 /* Which kernel and how many blocks a pooling over up to three axes takes on a GPU: a pure function of
  * the problem. */
+#include <string.h>
+
 #include "core/plan.h"
 
 enum {
   BLOCK = 256,
+  WARP = 32,
   FEW_TERMS = 64,           /* of an output, that one thread adds up in the type of sums */
   MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
+  SMALL_PLANE = 16384,      /* bytes of planes that tiles hold as a whole */
+  LONGEST_ROW = 4096,       /* bytes of a row that tiles do not cut */
+  SHORTEST_ROW = 64,        /* bytes of a row worth a tile */
+  MOST_ROWS = 64,           /* of outputs in a tile */
+  BYTES_OF_STEP = 20480,    /* on their way to a block, at least while a step is worked on */
+  SHARED_OF_SYSTEM = 1024   /* bytes of shared memory that a block costs beside its own */
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
@@ -226,13 +235,206 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   }
 }
 
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+static int64_t up_to(int64_t a, int64_t step) { return divide_up(a, step) * step; }
+
+/* Inputs that neighbouring outputs need. */
+static int64_t span_of(const onepass_box_axis *axis, int64_t outputs) {
+  return least((outputs - 1) * axis->stride + axis->extent, axis->length);
+}
+
+static bool is_trivial(const onepass_box_axis *axis) {
+  return axis->length == 1 && axis->kernel == 1;
+}
+
+/* The axes as a block walks through them. Planes that are small, and lines, are walked from one to the
+ * next, others from their top to their bottom. */
+static void turn_axes(onepass_box_args *args, int64_t size) {
+  onepass_box_axis *axis = args->axis;
+  const int64_t wide = axis[2].length, high = axis[1].length;
+  onepass_box_tiles *tiles = &args->tiles;
+  if (!is_trivial(&axis[0])) {
+    memcpy(tiles->index_step, (int64_t[]){high * wide, wide, 1}, sizeof tiles->index_step);
+  } else if (is_trivial(&axis[1]) || high * wide * size <= SMALL_PLANE) {
+    axis[0] = (onepass_box_axis){.kernel = 1,
+                                 .stride = 1,
+                                 .dilation = 1,
+                                 .extent = 1,
+                                 .length = args->outer,
+                                 .pooled = args->outer,
+                                 .count = args->outer};
+    memcpy(axis[0].step, args->outer_step, sizeof axis[0].step);
+    args->outer = 1;
+    memcpy(tiles->index_step, (int64_t[]){0, wide, 1}, sizeof tiles->index_step);
+  } else {
+    const onepass_box_axis none = axis[0];
+    axis[0] = axis[1];
+    axis[1] = none;
+    memcpy(tiles->index_step, (int64_t[]){wide, 0, 1}, sizeof tiles->index_step);
+  }
+}
+
+/* Whether rows are dense and begin at the same place of 16 bytes. */
+static bool has_even_rows(const onepass_box_args *args, int64_t size) {
+  static const int tensors[] = {ONEPASS_BOX_X, ONEPASS_BOX_Y, ONEPASS_BOX_INDICES};
+  for (int i = 0; i < 3; i++) {
+    if (args->axis[2].step[tensors[i]] > 1) return false;
+  }
+  for (int a = 0; a < 2; a++) {
+    if (args->axis[a].length > 1 && args->axis[a].step[ONEPASS_BOX_X] * size % 16 != 0)
+      return false;
+  }
+  return args->axis[2].step[ONEPASS_BOX_X] == 1 && args->axis[2].step[ONEPASS_BOX_Y] == 1;
+}
+
+/* Windows that leave no large gaps, of as many elements as a thread may go through. */
+static bool has_handy_windows(const onepass_box_args *args) {
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    if (args->axis[a].stride > 2 * args->axis[a].extent || args->axis[a].kernel > 64) return false;
+  }
+  return args->axis[0].kernel * args->axis[1].kernel <= 128;
+}
+
+typedef struct tile_sizes {
+  int64_t step, high, wide, ring, rows, pitch, shared;
+  double cost; /* bytes read for each that is needed */
+} tile_sizes;
+
+static tile_sizes size_tile(const onepass_box_args *args, int64_t size, int64_t column_size,
+                            int64_t step, int64_t high, int64_t wide) {
+  const onepass_box_axis *axis = args->axis;
+  const int64_t span = span_of(&axis[2], wide);
+  tile_sizes s = {.step = step,
+                  .high = high,
+                  .wide = wide,
+                  .ring = span_of(&axis[0], 2 * step),
+                  .rows = span_of(&axis[1], high),
+                  .pitch = up_to(span * size + 15, 16)};
+  s.shared = s.ring * s.rows * s.pitch;
+  if (!args->tiles.rows_are_one) s.shared += step * high * (s.pitch / size) * column_size;
+  s.cost = (double)s.rows / (double)least(high * axis[1].stride, axis[1].length) * (double)s.pitch /
+           (double)(least(wide * axis[2].stride, axis[2].length) * size);
+  return s;
+}
+
+/* The sizes that read least twice, of those that fit; shared is 0 if none do. */
+static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t column_size,
+                             int64_t limit) {
+  static const int64_t cuts[] = {1, 2, 3, 4, 6, 8, 12, 16};
+  const onepass_box_axis *high = &args->axis[1], *wide = &args->axis[2];
+  const int64_t fewest = divide_up(wide->length * size, LONGEST_ROW);
+  tile_sizes best = {.shared = 0};
+  for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+    int64_t columns = divide_up(wide->pooled, least(fewest * cuts[i], wide->pooled));
+    if (columns < wide->pooled && columns > WARP) columns = up_to(columns, WARP);
+    tile_sizes here = size_tile(args, size, column_size, 1, 1, columns);
+    if (here.shared > limit) continue;
+    for (int64_t rows = 2; rows <= least(high->pooled, MOST_ROWS); rows++) {
+      const tile_sizes taller = size_tile(args, size, column_size, 1, rows, columns);
+      if (taller.shared > limit) break;
+      here = taller;
+    }
+    /* As many tiles, all of the same height. */
+    const int64_t even = divide_up(high->pooled, divide_up(high->pooled, here.high));
+    here = size_tile(args, size, column_size, 1, even, columns);
+    if (!best.shared || here.cost < best.cost * 0.98) best = here;
+  }
+  if (!best.shared) return best;
+  for (int64_t step = 2; step <= args->axis[0].pooled; step *= 2) {
+    const tile_sizes longer = size_tile(args, size, column_size, step, best.high, best.wide);
+    const int64_t brought = step * args->axis[0].stride * longer.rows * longer.pitch;
+    if (longer.shared > limit || brought > BYTES_OF_STEP) break;
+    best = longer;
+  }
+  return best;
+}
+
+/* Threads that share a row of `items`: at least a warp if it is that long, and few that are idle. */
+static int32_t lanes_for(int64_t items) {
+  int32_t best = 1;
+  while (best < items && best < WARP) best *= 2;
+  for (int32_t lanes = 2 * best; lanes <= BLOCK && lanes / 2 < items; lanes *= 2) {
+    if (up_to(items, lanes) <= up_to(items, best)) best = lanes;
+  }
+  return best;
+}
+
+/* Outputs of the first axis that a block walks along: so many that little is read twice at its
+ * beginning, so few that there are blocks for everyone. */
+static int64_t chunk_of(const onepass_box_axis *axis, int64_t step, int64_t others,
+                        const onepass_cuda_properties *device) {
+  const int64_t overlap = most(axis->extent - axis->stride, 0);
+  const int64_t worth = most(16 * step, divide_up(20 * overlap, axis->stride));
+  const int64_t blocks = 12 * (int64_t)device->multiprocessors;
+  int64_t chunk = least(worth, axis->pooled);
+  if (divide_up(axis->pooled, chunk) * others < blocks) {
+    chunk = divide_up(axis->pooled, least(axis->pooled, divide_up(blocks, others)));
+  }
+  return least(up_to(chunk, step), axis->pooled);
+}
+
+static bool choose_tiles(const onepass_pool_problem *p, bool indices,
+                         const onepass_cuda_properties *device, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  onepass_box_tiles *tiles = &args->tiles;
+  const int64_t size = onepass_type_size(p->type);
+  const int64_t sums = onepass_type_size(onepass_type_of_sums(p->type));
+  const int64_t column_size = sums + (indices ? (int64_t)sizeof(int32_t) : 0);
+  if (p->backward || p->op == ONEPASS_LP_POOL || args->adaptive || args->inner != 1 ||
+      args->outer == 0 || args->outer > MOST_POSITIONS || !is_narrow(args)) {
+    return false;
+  }
+  turn_axes(args, size);
+  const onepass_box_axis *axis = args->axis;
+  if (axis[0].pooled == 0 || axis[1].pooled == 0 || axis[2].pooled == 0 ||
+      axis[2].length * size < SHORTEST_ROW || !has_even_rows(args, size) ||
+      !has_handy_windows(args)) {
+    return false;
+  }
+  tiles->rows_are_one = axis[0].kernel == 1 && axis[1].kernel == 1;
+  const int64_t third = device->shared_multiprocessor / 3 - SHARED_OF_SYSTEM;
+  const int64_t half = device->shared_multiprocessor / 2 - SHARED_OF_SYSTEM;
+  tile_sizes s = find_sizes(args, size, column_size, third);
+  if (!s.shared || s.cost > 1.25) {
+    const tile_sizes larger = find_sizes(args, size, column_size, half);
+    if (larger.shared && (!s.shared || larger.cost < 0.95 * s.cost)) s = larger;
+  }
+  if (!s.shared) return false;
+  tiles->step = (int32_t)s.step;
+  tiles->high = (int32_t)s.high;
+  tiles->wide = (int32_t)s.wide;
+  tiles->ring = (int32_t)s.ring;
+  tiles->rows = (int32_t)s.rows;
+  tiles->pitch = (int32_t)s.pitch;
+  tiles->tiles_high = divide_up(axis[1].pooled, s.high);
+  tiles->tiles_wide = divide_up(axis[2].pooled, s.wide);
+  tiles->row_lanes = lanes_for(s.pitch / 16);
+  tiles->made_lanes = lanes_for(s.wide);
+  tiles->by_rows = divider_of(s.rows);
+  tiles->by_high = divider_of(s.high);
+  const int64_t others = args->outer * tiles->tiles_high * tiles->tiles_wide;
+  tiles->chunk = chunk_of(&axis[0], s.step, others, device);
+  tiles->chunks = divide_up(axis[0].pooled, tiles->chunk);
+  l->kernel = ONEPASS_CUDA_WINDOWS;
+  l->name = p->op == ONEPASS_AVG_POOL ? "tiles_avg" : indices ? "tiles_max_indices" : "tiles_max";
+  l->grid = others * tiles->chunks;
+  l->shared = (size_t)s.shared;
+  return l->grid <= INT32_MAX;
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
 bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool any_address,
                                const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                                onepass_box_launch *launch) {
-  (void)device;
-  (void)indices;
   *launch = (onepass_box_launch){.block = BLOCK};
   describe(p, &launch->args);
+  const onepass_box_args plain = launch->args;
+  if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_WINDOWS) {
+    if (choose_tiles(p, indices, device, launch)) return true;
+    launch->args = plain;
+  }
   if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
   choose_thread_an_output(p, any_address, launch);
   return launch->grid <= INT32_MAX;

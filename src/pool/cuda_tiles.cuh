@@ -1,0 +1,255 @@
+/* Windows over dense rows, forward: a block walks along the first axis with a tile of outputs of the
+ * other two. The rows it needs come to shared memory, each once, while it works on those before. Windows
+ * are taken apart: first across rows, 16 bytes a thread, into one row for each row of outputs, then
+ * along these.
+ *
+ * Every row begins at the same place of its 16 bytes, so elements of a column lie below each other. */
+#ifndef ONEPASS_POOL_CUDA_TILES_CUH
+#define ONEPASS_POOL_CUDA_TILES_CUH
+
+#include "pool/cuda_boxes.cuh"
+
+/* Outputs along an axis and the inputs that exist for them. */
+struct tile_span {
+  int first, count, begin, end;
+  __device__ tile_span(const onepass_box_axis &axis, int from, int most) {
+    const int left = (int)axis.pooled - from, stride = (int)axis.stride;
+    first = from;
+    count = left < most ? left : most;
+    begin = from * stride - (int)axis.padding;
+    end = begin + (count - 1) * stride + (int)axis.extent;
+    if (begin < 0) begin = 0;
+    if (end > (int)axis.length) end = (int)axis.length;
+  }
+};
+
+/* A maximum so far and where it is, or, without INDICES, a sum or a maximum. */
+template <int OP, bool INDICES>
+struct tile_value {
+  sums value;
+  int index;
+  __device__ void start(int first) {
+    value = OP == BOX_MAX ? -(sums)INFINITY : (sums)0;
+    index = first;
+  }
+  /* Of values that come in the order of their indices. */
+  __device__ void take(sums v, int at) {
+    if constexpr (INDICES) {
+      if (v > value || v != v) {
+        value = v;
+        index = at;
+      }
+    } else {
+      value = OP == BOX_MAX ? larger_of(value, v) : value + v;
+    }
+  }
+  /* In any order: the first of several largest, the last of several NaNs. */
+  __device__ void take_any(sums v, int at) {
+    if constexpr (INDICES) {
+      const bool is_nan = v != v, was_nan = value != value;
+      const bool better = is_nan ? !was_nan || at > index : v > value || (v == value && at < index);
+      if (better) {
+        value = v;
+        index = at;
+      }
+    } else {
+      take(v, at);
+    }
+  }
+};
+
+template <int OP, bool INDICES>
+struct tile_walk {
+  const box_args &a;
+  const onepass_box_tiles &t;
+  const tile_span high, wide;
+  const char *from; /* the 16 bytes in which the tile's first row begins */
+  int phase;        /* where in them, in elements */
+  int row_bytes;
+  char *raw;        /* the ring */
+  sums *columns;    /* of rows that are one of outputs each: sums or maxima across rows */
+  int *column_rows; /* where those maxima are */
+  int column_pitch;
+  int plane, slot; /* a plane in the ring, and its place there */
+
+  __device__ tile_walk(const box_args &args, char *shared, int64_t outer, int high_tile,
+                       int wide_tile)
+      : a(args),
+        t(args.tiles),
+        high(args.axis[1], high_tile * args.tiles.high, args.tiles.high),
+        wide(args.axis[2], wide_tile * args.tiles.wide, args.tiles.wide) {
+    const element *first = (const element *)a.tensor[ONEPASS_BOX_X] +
+                           outer * a.outer_step[ONEPASS_BOX_X] +
+                           high.begin * a.axis[1].step[ONEPASS_BOX_X] + wide.begin;
+    phase = phase_of(first);
+    from = (const char *)(first - phase);
+    row_bytes = (phase + wide.end - wide.begin) * (int)sizeof(element);
+    raw = shared;
+    column_pitch = t.pitch / (int)sizeof(element);
+    columns = (sums *)(shared + t.ring * t.rows * t.pitch);
+    column_rows = (int *)(columns + t.step * t.high * column_pitch);
+  }
+
+  __device__ int slot_of(int which) const {
+    const int at = slot + which - plane;
+    return at < t.ring ? at : at - t.ring;
+  }
+
+  /* Planes begin..end on their way. */
+  __device__ void bring(int begin, int end) const {
+    const int lanes = t.row_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    const int64_t plane_step = a.axis[0].step[ONEPASS_BOX_X] * (int64_t)sizeof(element),
+                  row_step = a.axis[1].step[ONEPASS_BOX_X] * (int64_t)sizeof(element);
+    for (int r = (int)threadIdx.x / lanes; r < (end - begin) * t.rows; r += BLOCK / lanes) {
+      const int which = divide_by(r, t.by_rows, 0), row = r - which * t.rows;
+      if (row >= high.end - high.begin) continue;
+      char *to = raw + (slot_of(begin + which) * t.rows + row) * t.pitch;
+      const char *line = from + (begin + which) * plane_step + row * row_step;
+      for (int at = lane * 16; at < row_bytes; at += lanes * 16) {
+        const int left = row_bytes - at;
+        copy_async_alone(to + at, line + at, left < 16 ? left : 16);
+      }
+    }
+  }
+
+  /* Across the rows of the windows of outputs first..first+count of the first axis. */
+  __device__ void reduce_rows(int first, int count) const {
+    const int lanes = t.row_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    for (int r = (int)threadIdx.x / lanes; r < count * t.high; r += BLOCK / lanes) {
+      const int which = divide_by(r, t.by_high, 0), h = r - which * t.high;
+      if (h >= high.count) continue;
+      const box_side<int> deep = window_along(a, 0, first + which),
+                          rows = window_along(a, 1, high.first + h);
+      const int first_index = deep.begin * (int)t.index_step[0] + rows.begin * (int)t.index_step[1];
+      const int first_slot = slot_of(deep.begin), first_row = rows.begin - high.begin;
+      for (int at = lane * 16; at < row_bytes; at += lanes * 16) {
+        tile_value<OP, INDICES> made[VEC];
+#pragma unroll
+        for (int j = 0; j < VEC; j++) made[j].start(first_index);
+        int place = first_slot, index = first_index;
+        for (int d = deep.begin; d < deep.end; d += deep.step) {
+          const char *row = raw + (place * t.rows + first_row) * t.pitch + at;
+          int row_index = index;
+#pragma unroll 2
+          for (int i = rows.begin; i < rows.end; i += rows.step) {
+            sums v[VEC];
+            widen_pack(v, *(const pack<element, VEC> *)row);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) made[j].take(v[j], row_index);
+            row += rows.step * t.pitch;
+            row_index += rows.step * (int)t.index_step[1];
+          }
+          place += deep.step;
+          if (place >= t.ring) place -= t.ring;
+          index += deep.step * (int)t.index_step[0];
+        }
+        const int to = r * column_pitch + at / (int)sizeof(element);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) columns[to + j] = made[j].value;
+        if (INDICES) {
+#pragma unroll
+          for (int j = 0; j < VEC; j++) column_rows[to + j] = made[j].index;
+        }
+      }
+    }
+  }
+
+  /* Along one row: the output whose window is w. */
+  template <class T>
+  __device__ void make(const box_side<int> &w, const T *row, const int *row_indices,
+                       int first_index, element *y, int64_t *indices, sums divisor) const {
+    tile_value<OP, INDICES> made;
+    made.start(first_index + w.begin);
+#pragma unroll 4
+    for (int i = w.begin; i < w.end; i += w.step) {
+      made.take_any((sums)widen(row[i]),
+                    INDICES ? (row_indices ? row_indices[i] : first_index) + i : 0);
+    }
+    if (OP == BOX_AVG) made.value = a.uniform ? made.value * (sums)a.factor : made.value / divisor;
+    *y = narrow_to<element>::from(made.value);
+    if (INDICES) *indices = made.index;
+  }
+
+  /* Along the rows that reduce_rows has made or, where windows are of one row, along the inputs. */
+  __device__ void make_outputs(int64_t outer, int first, int count) const {
+    const int lanes = t.made_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    const int shift = phase - wide.begin; /* from an element's number to its place in its row */
+    element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y];
+    int64_t *indices = (int64_t *)a.tensor[ONEPASS_BOX_INDICES];
+    if (INDICES) indices += outer * a.outer_step[ONEPASS_BOX_INDICES];
+    for (int c = lane; c < wide.count; c += lanes) {
+      const box_side<int> w = window_along(a, 2, wide.first + c);
+      for (int r = (int)threadIdx.x / lanes; r < count * t.high; r += BLOCK / lanes) {
+        const int which = divide_by(r, t.by_high, 0), h = r - which * t.high;
+        if (h >= high.count) continue;
+        const int d = first + which, column = wide.first + c;
+        const box_side<int> deep = window_along(a, 0, d), rows = window_along(a, 1, high.first + h);
+        element *to = y + d * a.axis[0].step[ONEPASS_BOX_Y] +
+                      (high.first + h) * a.axis[1].step[ONEPASS_BOX_Y] + column;
+        int64_t *index_to = nullptr;
+        if (INDICES) {
+          index_to = indices + d * a.axis[0].step[ONEPASS_BOX_INDICES] +
+                     (high.first + h) * a.axis[1].step[ONEPASS_BOX_INDICES] + column;
+        }
+        const int first_index =
+            deep.begin * (int)t.index_step[0] + rows.begin * (int)t.index_step[1];
+        const sums divisor = box_divisor(a, deep.divisor, rows.divisor, w.divisor);
+        if (t.rows_are_one) {
+          const char *row =
+              raw + (slot_of(deep.begin) * t.rows + rows.begin - high.begin) * t.pitch;
+          make(w, (const element *)row + shift, (const int *)nullptr, first_index, to, index_to,
+               divisor);
+        } else {
+          const int at = r * column_pitch + shift;
+          make(w, columns + at, column_rows + at, first_index, to, index_to, divisor);
+        }
+      }
+    }
+  }
+};
+
+template <int OP, bool INDICES>
+__device__ static void tiles_of_windows(const box_args &a) {
+  extern __shared__ __align__(16) char tile_memory[];
+  const onepass_box_tiles &t = a.tiles;
+  const onepass_box_axis &deep = a.axis[0];
+  unsigned rest = blockIdx.x;
+  const int wide_tile = (int)(rest % (unsigned)t.tiles_wide);
+  rest /= (unsigned)t.tiles_wide;
+  const int high_tile = (int)(rest % (unsigned)t.tiles_high);
+  rest /= (unsigned)t.tiles_high;
+  const int chunk = (int)(rest % (unsigned)t.chunks);
+  const int64_t outer = rest / (unsigned)t.chunks;
+  tile_walk<OP, INDICES> walk(a, tile_memory, outer, high_tile, wide_tile);
+  const int begin = chunk * (int)t.chunk, left = (int)deep.pooled - begin;
+  const int end = begin + (left < (int)t.chunk ? left : (int)t.chunk);
+
+  tile_span now(deep, begin, end - begin < t.step ? end - begin : t.step);
+  walk.plane = now.begin;
+  walk.slot = 0;
+  walk.bring(now.begin, now.end);
+  commit_copies();
+  for (int brought = now.end; now.first < end;) {
+    const int next_first = now.first + t.step;
+    const tile_span next(deep, next_first, end - next_first < t.step ? end - next_first : t.step);
+    if (next_first < end) {
+      walk.bring(next.begin > brought ? next.begin : brought, next.end);
+      if (next.end > brought) brought = next.end;
+    }
+    commit_copies();
+    wait_for_all_but<1>();
+    __syncthreads();
+    if (!t.rows_are_one) {
+      walk.reduce_rows(now.first, now.count);
+      __syncthreads();
+    }
+    walk.make_outputs(outer, now.first, now.count);
+    /* Otherwise the rows that outputs are made from are not those that are brought next. */
+    if (t.rows_are_one) __syncthreads();
+    walk.slot = (walk.slot + next.begin - walk.plane) % t.ring;
+    walk.plane = next.begin;
+    now = next;
+  }
+}
+
+#endif
