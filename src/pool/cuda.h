@@ -57,9 +57,11 @@ typedef struct onepass_box_tiles {
   int64_t chunk;
   int64_t chunks, tiles_high, tiles_wide; /* blocks of one outer position */
   int32_t ring;
-  int32_t rows, pitch;           /* of a plane, and bytes from row to row */
-  int32_t row_lanes, made_lanes; /* threads that share a row of inputs, of outputs */
-  int32_t rows_are_one;          /* windows have a single row: there is nothing to add up across */
+  int32_t rows, pitch; /* of a plane, and bytes from row to row */
+  int32_t row_lanes, column_lanes,
+      made_lanes;       /* threads that share a row of inputs, of what is made
+                                                  across rows, of outputs */
+  int32_t rows_are_one; /* windows have a single row: there is nothing to add up across */
   onepass_divider by_rows, by_high;
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_tiles;
@@ -82,6 +84,7 @@ typedef struct onepass_box_args {
   int32_t uniform;    /* every sum is multiplied by `factor` */
   double factor;
   double divisor, p, elements;
+  int32_t team; /* threads that make an output together: a warp's or a block's */
   onepass_box_tiles tiles;
 } onepass_box_args;
 

@@ -112,36 +112,70 @@ struct tile_walk {
     }
   }
 
+  /* The window along an axis, without what only divisors need. */
+  __device__ static box_side<int> window_of(const onepass_box_axis &axis, int output) {
+    box_side<int> w;
+    w.step = (int)axis.dilation;
+    w.begin = output * (int)axis.stride - (int)axis.padding;
+    w.end = w.begin + (int)axis.extent;
+    if (w.end > (int)axis.length) w.end = (int)axis.length;
+    if (w.begin < 0) {
+      w.begin = w.step == 1 ? 0 : w.begin % w.step;
+      if (w.begin < 0) w.begin += w.step;
+    }
+    return w;
+  }
+
+  __device__ int index_of(const box_side<int> &deep, const box_side<int> &rows) const {
+    return deep.begin * (int)t.index_step[0] + rows.begin * (int)t.index_step[1];
+  }
+
+  __device__ static void take(tile_value<OP, INDICES> (&made)[VEC], const char *from, int index) {
+    sums v[VEC];
+    widen_pack(v, *(const pack<element, VEC> *)from);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) made[j].take(v[j], index);
+  }
+
   /* Across the rows of the windows of outputs first..first+count of the first axis. */
   __device__ void reduce_rows(int first, int count) const {
-    const int lanes = t.row_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    const int lanes = t.column_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    const int plane_bytes = t.rows * t.pitch, ring_bytes = t.ring * plane_bytes;
     for (int r = (int)threadIdx.x / lanes; r < count * t.high; r += BLOCK / lanes) {
       const int which = divide_by(r, t.by_high, 0), h = r - which * t.high;
       if (h >= high.count) continue;
-      const box_side<int> deep = window_along(a, 0, first + which),
-                          rows = window_along(a, 1, high.first + h);
-      const int first_index = deep.begin * (int)t.index_step[0] + rows.begin * (int)t.index_step[1];
-      const int first_slot = slot_of(deep.begin), first_row = rows.begin - high.begin;
+      const box_side<int> deep = window_of(a.axis[0], first + which),
+                          rows = window_of(a.axis[1], high.first + h);
+      const int start = slot_of(deep.begin) * plane_bytes + (rows.begin - high.begin) * t.pitch;
+      const int plane_move = deep.step * plane_bytes, row_move = rows.step * t.pitch;
+      const int plane_index = deep.step * (int)t.index_step[0],
+                row_index = rows.step * (int)t.index_step[1];
       for (int at = lane * 16; at < row_bytes; at += lanes * 16) {
         tile_value<OP, INDICES> made[VEC];
+        int index = index_of(deep, rows), place = start + at;
 #pragma unroll
-        for (int j = 0; j < VEC; j++) made[j].start(first_index);
-        int place = first_slot, index = first_index;
-        for (int d = deep.begin; d < deep.end; d += deep.step) {
-          const char *row = raw + (place * t.rows + first_row) * t.pitch + at;
-          int row_index = index;
-#pragma unroll 2
-          for (int i = rows.begin; i < rows.end; i += rows.step) {
-            sums v[VEC];
-            widen_pack(v, *(const pack<element, VEC> *)row);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) made[j].take(v[j], row_index);
-            row += rows.step * t.pitch;
-            row_index += rows.step * (int)t.index_step[1];
+        for (int j = 0; j < VEC; j++) made[j].start(index);
+        if (t.rows == 1) {
+#pragma unroll 4
+          for (int d = deep.begin; d < deep.end; d += deep.step) {
+            take(made, raw + place, index);
+            place += plane_move;
+            if (place >= ring_bytes) place -= ring_bytes;
+            index += plane_index;
           }
-          place += deep.step;
-          if (place >= t.ring) place -= t.ring;
-          index += deep.step * (int)t.index_step[0];
+        } else {
+          for (int d = deep.begin; d < deep.end; d += deep.step) {
+            int row = place, here = index;
+#pragma unroll 4
+            for (int i = rows.begin; i < rows.end; i += rows.step) {
+              take(made, raw + row, here);
+              row += row_move;
+              here += row_index;
+            }
+            place += plane_move;
+            if (place >= ring_bytes) place -= ring_bytes;
+            index += plane_index;
+          }
         }
         const int to = r * column_pitch + at / (int)sizeof(element);
 #pragma unroll
@@ -156,52 +190,66 @@ struct tile_walk {
 
   /* Along one row: the output whose window is w. */
   template <class T>
-  __device__ void make(const box_side<int> &w, const T *row, const int *row_indices,
-                       int first_index, element *y, int64_t *indices, sums divisor) const {
+  __device__ tile_value<OP, INDICES> make(const box_side<int> &w, const T *row,
+                                          const int *row_indices, int first_index) const {
     tile_value<OP, INDICES> made;
     made.start(first_index + w.begin);
 #pragma unroll 4
     for (int i = w.begin; i < w.end; i += w.step) {
-      made.take_any((sums)widen(row[i]),
-                    INDICES ? (row_indices ? row_indices[i] : first_index) + i : 0);
+      const int index = !INDICES ? 0 : row_indices ? row_indices[i] + i : first_index + i;
+      made.take_any((sums)widen(row[i]), index);
     }
-    if (OP == BOX_AVG) made.value = a.uniform ? made.value * (sums)a.factor : made.value / divisor;
-    *y = narrow_to<element>::from(made.value);
-    if (INDICES) *indices = made.index;
+    return made;
   }
 
   /* Along the rows that reduce_rows has made or, where windows are of one row, along the inputs. */
   __device__ void make_outputs(int64_t outer, int first, int count) const {
     const int lanes = t.made_lanes, lane = (int)threadIdx.x & (lanes - 1);
     const int shift = phase - wide.begin; /* from an element's number to its place in its row */
-    element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y];
-    int64_t *indices = (int64_t *)a.tensor[ONEPASS_BOX_INDICES];
-    if (INDICES) indices += outer * a.outer_step[ONEPASS_BOX_INDICES];
+    element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y] +
+                 first * a.axis[0].step[ONEPASS_BOX_Y] +
+                 high.first * a.axis[1].step[ONEPASS_BOX_Y] + wide.first;
+    int64_t *indices = nullptr;
+    if (INDICES) {
+      indices = (int64_t *)a.tensor[ONEPASS_BOX_INDICES] +
+                outer * a.outer_step[ONEPASS_BOX_INDICES] +
+                first * a.axis[0].step[ONEPASS_BOX_INDICES] +
+                high.first * a.axis[1].step[ONEPASS_BOX_INDICES] + wide.first;
+    }
     for (int c = lane; c < wide.count; c += lanes) {
-      const box_side<int> w = window_along(a, 2, wide.first + c);
+      const box_side<int> w = window_of(a.axis[2], wide.first + c);
       for (int r = (int)threadIdx.x / lanes; r < count * t.high; r += BLOCK / lanes) {
         const int which = divide_by(r, t.by_high, 0), h = r - which * t.high;
         if (h >= high.count) continue;
-        const int d = first + which, column = wide.first + c;
-        const box_side<int> deep = window_along(a, 0, d), rows = window_along(a, 1, high.first + h);
-        element *to = y + d * a.axis[0].step[ONEPASS_BOX_Y] +
-                      (high.first + h) * a.axis[1].step[ONEPASS_BOX_Y] + column;
-        int64_t *index_to = nullptr;
-        if (INDICES) {
-          index_to = indices + d * a.axis[0].step[ONEPASS_BOX_INDICES] +
-                     (high.first + h) * a.axis[1].step[ONEPASS_BOX_INDICES] + column;
+        box_side<int> deep, rows;
+        if (INDICES || t.rows_are_one) {
+          deep = window_of(a.axis[0], first + which);
+          rows = window_of(a.axis[1], high.first + h);
         }
-        const int first_index =
-            deep.begin * (int)t.index_step[0] + rows.begin * (int)t.index_step[1];
-        const sums divisor = box_divisor(a, deep.divisor, rows.divisor, w.divisor);
+        const int first_index = INDICES ? index_of(deep, rows) : 0;
+        tile_value<OP, INDICES> made;
         if (t.rows_are_one) {
           const char *row =
               raw + (slot_of(deep.begin) * t.rows + rows.begin - high.begin) * t.pitch;
-          make(w, (const element *)row + shift, (const int *)nullptr, first_index, to, index_to,
-               divisor);
+          made = make(w, (const element *)row + shift, (const int *)nullptr, first_index);
         } else {
           const int at = r * column_pitch + shift;
-          make(w, columns + at, column_rows + at, first_index, to, index_to, divisor);
+          made = make(w, columns + at, column_rows + at, first_index);
+        }
+        if (OP == BOX_AVG) {
+          if (a.uniform) {
+            made.value *= (sums)a.factor;
+          } else {
+            made.value /= box_divisor(a, window_along(a, 0, first + which).divisor,
+                                      window_along(a, 1, high.first + h).divisor,
+                                      window_along(a, 2, wide.first + c).divisor);
+          }
+        }
+        y[which * a.axis[0].step[ONEPASS_BOX_Y] + h * a.axis[1].step[ONEPASS_BOX_Y] + c] =
+            narrow_to<element>::from(made.value);
+        if (INDICES) {
+          indices[which * a.axis[0].step[ONEPASS_BOX_INDICES] +
+                  h * a.axis[1].step[ONEPASS_BOX_INDICES] + c] = made.index;
         }
       }
     }

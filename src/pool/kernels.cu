@@ -27,6 +27,7 @@ typedef onepass_pool_args pool_args;
 enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 #include "pool/cuda_boxes.cuh"
+#include "pool/cuda_teams.cuh"
 #include "pool/cuda_tiles.cuh"
 
 /* ---- Where things are ------------------------------------------------------------------------ */
@@ -554,6 +555,8 @@ BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
 CHANNEL_KERNELS(avg, BOX_AVG)
 CHANNEL_KERNELS(max, BOX_MAX)
+BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
+BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
 #define TILE_KERNEL(name, OP, INDICES)                   \
   extern "C" __global__ void __launch_bounds__(BLOCK, 4) \

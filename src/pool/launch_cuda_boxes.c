@@ -9,6 +9,8 @@ enum {
   WARP = 32,
   FEW_TERMS = 64,           /* of an output, that one thread adds up in the type of sums */
   MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
+  LARGE_WINDOW = 192,       /* elements that are worth a warp */
+  WINDOW_OF_BLOCK = 8192,   /* elements that are worth a block */
   SMALL_PLANE = 16384,      /* bytes of planes that tiles hold as a whole */
   LONGEST_ROW = 4096,       /* bytes of a row that tiles do not cut */
   SHORTEST_ROW = 64,        /* bytes of a row worth a tile */
@@ -313,8 +315,9 @@ static tile_sizes size_tile(const onepass_box_args *args, int64_t size, int64_t 
                   .pitch = up_to(span * size + 15, 16)};
   s.shared = s.ring * s.rows * s.pitch;
   if (!args->tiles.rows_are_one) s.shared += step * high * (s.pitch / size) * column_size;
-  s.cost = (double)s.rows / (double)least(high * axis[1].stride, axis[1].length) * (double)s.pitch /
-           (double)(least(wide * axis[2].stride, axis[2].length) * size);
+  const int64_t needed_high = high < axis[1].pooled ? high * axis[1].stride : axis[1].length;
+  const int64_t needed_wide = wide < axis[2].pooled ? wide * axis[2].stride : axis[2].length;
+  s.cost = (double)s.rows / (double)needed_high * (double)s.pitch / (double)(needed_wide * size);
   return s;
 }
 
@@ -350,12 +353,18 @@ static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t
   return best;
 }
 
-/* Threads that share a row of `items`: at least a warp if it is that long, and few that are idle. */
-static int32_t lanes_for(int64_t items) {
+/* Threads that share each of `rows` rows of `items`: those with which a block is done first, at least a
+ * warp if rows are that long. */
+static int32_t lanes_for(int64_t items, int64_t rows) {
   int32_t best = 1;
   while (best < items && best < WARP) best *= 2;
-  for (int32_t lanes = 2 * best; lanes <= BLOCK && lanes / 2 < items; lanes *= 2) {
-    if (up_to(items, lanes) <= up_to(items, best)) best = lanes;
+  int64_t turns = divide_up(items, best) * divide_up(rows, BLOCK / best);
+  for (int32_t lanes = 2 * best; lanes <= BLOCK; lanes *= 2) {
+    const int64_t here = divide_up(items, lanes) * divide_up(rows, BLOCK / lanes);
+    if (here < turns || (here == turns && lanes <= items)) {
+      turns = here;
+      best = lanes;
+    }
   }
   return best;
 }
@@ -409,8 +418,9 @@ static bool choose_tiles(const onepass_pool_problem *p, bool indices,
   tiles->pitch = (int32_t)s.pitch;
   tiles->tiles_high = divide_up(axis[1].pooled, s.high);
   tiles->tiles_wide = divide_up(axis[2].pooled, s.wide);
-  tiles->row_lanes = lanes_for(s.pitch / 16);
-  tiles->made_lanes = lanes_for(s.wide);
+  tiles->row_lanes = lanes_for(s.pitch / 16, s.step * axis[0].stride * s.rows);
+  tiles->column_lanes = lanes_for(s.pitch / 16, s.step * s.high);
+  tiles->made_lanes = lanes_for(s.wide, s.step * s.high);
   tiles->by_rows = divider_of(s.rows);
   tiles->by_high = divider_of(s.high);
   const int64_t others = args->outer * tiles->tiles_high * tiles->tiles_wide;
@@ -423,6 +433,33 @@ static bool choose_tiles(const onepass_pool_problem *p, bool indices,
   return l->grid <= INT32_MAX;
 }
 
+/* ---- Teams ----------------------------------------------------------------------------------- */
+
+/* Large windows that hardly overlap, of dense rows. */
+static bool choose_teams(const onepass_pool_problem *p, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  const onepass_box_axis *axis = args->axis;
+  const int64_t outputs = axis[0].pooled * axis[1].pooled * axis[2].pooled;
+  double read = 1;
+  if (p->backward || p->op == ONEPASS_LP_POOL || axis[2].step[ONEPASS_BOX_X] != 1 ||
+      !is_narrow(args) || outputs == 0 || args->outer == 0 || args->inner == 0) {
+    return false;
+  }
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    if (!args->adaptive && axis[a].dilation != 1) return false;
+    /* An adaptive window overlaps its neighbours by an element or two. */
+    read *= args->adaptive ? 1 : (double)axis[a].extent / (double)axis[a].stride;
+  }
+  const double terms = terms_of(p, args);
+  if (terms < LARGE_WINDOW || read > 2) return false;
+  args->team = terms < WINDOW_OF_BLOCK ? WARP : BLOCK;
+  l->kernel = ONEPASS_CUDA_WINDOWS;
+  l->name = p->op == ONEPASS_AVG_POOL ? "teams_avg" : "teams_max";
+  l->shared = args->team == BLOCK ? BLOCK / WARP * (sizeof(double) + sizeof(int32_t)) : 0;
+  l->grid = divide_up(args->outer * args->inner * outputs, BLOCK / args->team);
+  return l->grid <= INT32_MAX;
+}
+
 /* ---- The choice ------------------------------------------------------------------------------ */
 
 bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool any_address,
@@ -432,7 +469,7 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool
   describe(p, &launch->args);
   const onepass_box_args plain = launch->args;
   if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_WINDOWS) {
-    if (choose_tiles(p, indices, device, launch)) return true;
+    if (choose_teams(p, launch) || choose_tiles(p, indices, device, launch)) return true;
     launch->args = plain;
   }
   if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
