@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every CUDA kernel under compute-sanitizer's tools:
+# Runs every CUDA kernel, with cuda_kernels and cuda_pools, under compute-sanitizer's tools:
 #
 #   memcheck   reads and writes outside of memory, and memory that is not freed
 #   racecheck  threads of a block that touch shared memory without waiting for each other
@@ -15,7 +15,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build/release}
 types=${TYPES:-f32 f64 f16 bf16}
-program=$build/tests/cuda_kernels
+programs=("$build/tests/cuda_kernels" "$build/tests/cuda_pools")
 logs=$build/sanitize
 
 skip() {
@@ -35,30 +35,35 @@ find_sanitizer() {
 summaries() { grep -oE '(ERROR|LEAK|RACECHECK) SUMMARY: .*' "$1"; }
 
 run_tool() { # name [option...]
-  local tool=$1 log=$logs/$1.log start=$SECONDS status verdict=clean
+  local tool=$1 program log start status verdict
   shift
-  # shellcheck disable=SC2086 # types are words
-  "$sanitizer" --tool "$tool" --error-exitcode 3 "$@" "$program" $types >"$log" 2>&1
-  status=$?
-  if [ "$status" != 0 ] || ! summaries "$log" | grep -q . ||
-    summaries "$log" | grep -qvE 'SUMMARY: 0 '; then
-    verdict=FAILED
-    failed=1
-  fi
-  printf '%-9s  %-6s  %s  (%d s)\n' "$tool" "$verdict" "$(summaries "$log" | paste -sd ';' -)" \
-    $((SECONDS - start))
-  [ "$verdict" = clean ] || tail -40 "$log"
+  for program in "${programs[@]}"; do
+    log=$logs/$tool-${program##*/}.log start=$SECONDS verdict=clean
+    # shellcheck disable=SC2086 # types are words
+    "$sanitizer" --tool "$tool" --error-exitcode 3 "$@" "$program" $types >"$log" 2>&1
+    status=$?
+    if [ "$status" != 0 ] || ! summaries "$log" | grep -q . ||
+      summaries "$log" | grep -qvE 'SUMMARY: 0 '; then
+      verdict=FAILED
+      failed=1
+    fi
+    printf '%-9s  %-12s  %-6s  %s  (%d s)\n' "$tool" "${program##*/}" "$verdict" \
+      "$(summaries "$log" | paste -sd ';' -)" $((SECONDS - start))
+    [ "$verdict" = clean ] || tail -40 "$log"
+  done
 }
 
 sanitizer=$(find_sanitizer) || skip "it is not installed"
-[ -x "$program" ] || { echo "$program is not there: build the tests first (make)" >&2; exit 1; }
-# Also says whether the kernels are right at all.
-"$program" f32 >/dev/null
-case $? in
-  0) ;;
-  77) skip "$("$program" f32 | sed 's/^skip: [^:]*: //')" ;;
-  *) echo "$program fails by itself" >&2; exit 1 ;;
-esac
+for program in "${programs[@]}"; do
+  [ -x "$program" ] || { echo "$program is not there: build the tests first (make)" >&2; exit 1; }
+  # Also says whether the kernels are right at all.
+  "$program" f32 >/dev/null
+  case $? in
+    0) ;;
+    77) skip "$("$program" f32 | sed 's/^skip: [^:]*: //')" ;;
+    *) echo "$program fails by itself" >&2; exit 1 ;;
+  esac
+done
 
 mkdir -p "$logs"
 failed=0
