@@ -207,8 +207,321 @@ static void test_known_pools_have_known_kernels(void) {
   }
 }
 
+/* ---- Windows over up to three axes ----------------------------------------------------------- */
+
+typedef struct box_case {
+  onepass_pool pool;
+  int type;
+  int64_t shape[5];  /* N, C and the pooled axes */
+  int64_t pooled[3]; /* if adaptive: what they become */
+  bool channels_last, spread, indices;
+} box_case;
+
+typedef struct box_trial {
+  box_case of;
+  const gpu *on;
+  onepass_cuda_kernel asked;
+  bool any_address;
+  onepass_plan plan;
+  onepass_box_launch launch;
+  int64_t pooled[5];
+} box_trial;
+
+static const char *describe_box(const box_trial *t) {
+  static char text[700];
+  const onepass_pool *p = &t->of.pool;
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_tiles *b = &l->args.tiles;
+  int used = snprintf(text, sizeof text, "op %d direction %d adaptive %d %s", (int)p->op,
+                      (int)p->direction, (int)p->adaptive, type_names[t->of.type]);
+  for (int d = 0; d < 2 + p->spatial; d++) {
+    used += snprintf(text + used, sizeof text - (size_t)used, " %lld->%lld",
+                     (long long)t->of.shape[d], (long long)t->pooled[d]);
+  }
+  snprintf(text + used, sizeof text - (size_t)used,
+           " kernel %lld stride %lld padding %lld dilation %lld%s%s%s on %s, asked for %d: %s grid "
+           "%lld shared %zu step %d high %d wide %d ring %d rows %d pitch %d chunk %lld",
+           (long long)p->kernel[0], (long long)p->stride[0], (long long)p->padding[0],
+           (long long)p->dilation[0], t->of.channels_last ? " channels last" : "",
+           t->of.spread ? " spread" : "", t->of.indices ? " indices" : "", t->on->name,
+           (int)t->asked, l->name ? l->name : "none", (long long)l->grid, l->shared, (int)b->step,
+           (int)b->high, (int)b->wide, (int)b->ring, (int)b->rows, (int)b->pitch,
+           (long long)b->chunk);
+  return text;
+}
+
+#define BOX(condition) PROMISE(t, describe_box, condition)
+
+static void strides_of(const box_case *of, const int64_t *shape, int64_t *strides) {
+  const int ndim = 2 + of->pool.spatial;
+  int64_t step = of->spread ? 2 : 1;
+  if (of->channels_last) {
+    strides[1] = step;
+    step *= shape[1];
+  }
+  for (int d = ndim - 1; d >= 0; d--) {
+    if (d == 1 && of->channels_last) continue;
+    strides[d] = step;
+    step *= shape[d];
+  }
+}
+
+/* False where no window fits, or the tensor would be larger than tensors are. */
+static bool make_box(box_trial *t) {
+  const box_case *of = &t->of;
+  const onepass_pool *pool = &of->pool;
+  const bool back = pool->direction == ONEPASS_BACKWARD, lp = pool->op == ONEPASS_LP_POOL;
+  const int ndim = 2 + pool->spatial;
+  int64_t long_strides[5], pooled_strides[5];
+  t->pooled[0] = of->shape[0], t->pooled[1] = of->shape[1];
+  for (int a = 0; a < pool->spatial; a++) {
+    t->pooled[2 + a] = of->pooled[a];
+    if (!pool->adaptive && onepass_pool_length_dilated(
+                               of->shape[2 + a], pool->kernel[a], pool->stride[a], pool->padding[a],
+                               pool->dilation[a], pool->ceil_mode, &t->pooled[2 + a])) {
+      return false;
+    }
+  }
+  strides_of(of, of->shape, long_strides);
+  strides_of(of, t->pooled, pooled_strides);
+  const onepass_device cpu = {ONEPASS_CPU, 0};
+  const onepass_tensor longer = {NULL, cpu, ndim, types[of->type], of->shape, long_strides, 0};
+  const onepass_tensor shorter = {NULL, cpu, ndim, types[of->type], t->pooled, pooled_strides, 0};
+  const onepass_tensor indices = {NULL, cpu, ndim, ONEPASS_I64, t->pooled, pooled_strides, 0};
+  const onepass_tensors tensors = {.x = !back || lp ? &longer : NULL,
+                                   .y = !back || lp ? &shorter : NULL,
+                                   .dy = back ? &shorter : NULL,
+                                   .dx = back ? &longer : NULL,
+                                   .indices = of->indices ? &indices : NULL};
+  return onepass_make_pool(&t->plan, pool, &tensors, NULL) == ONEPASS_OK;
+}
+
+static bool divides(onepass_divider divider, int64_t by) {
+  const int64_t numbers[] = {0, 1, by - 1, by, by + 1, 1000 * by - 1, 1000 * by, INT32_MAX};
+  for (int i = 0; i < COUNT(numbers); i++) {
+    if (numbers[i] > INT32_MAX) continue;
+    const uint64_t high = ((uint64_t)numbers[i] * divider.multiplier) >> 32;
+    if ((int64_t)((high + (uint64_t)numbers[i]) >> divider.shift) != numbers[i] / by) return false;
+    if (high + (uint64_t)numbers[i] > UINT32_MAX) return false; /* what the kernel has */
+  }
+  return true;
+}
+
+static void expect_thread_an_output(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const bool wide = strstr(l->name, "_wide"), channels = strstr(l->name, "_channels");
+  const int64_t pack = channels ? 16 * 8 / types[t->of.type].bits : 1;
+  int64_t made = a->inner / pack;
+  BOX(l->kernel == ONEPASS_CUDA_STRIDED && l->shared == 0);
+  BOX(channels == l->aligned && !(channels && t->any_address));
+  BOX(a->inner % pack == 0 && (!channels || a->channels_last));
+  for (int k = 0; k < 3; k++) made *= a->axis[k].count;
+  if (made == 0 || a->outer == 0) {
+    BOX(l->grid == 0);
+    return;
+  }
+  BOX(l->grid == a->group_blocks * divide_up(a->outer, a->group));
+  BOX(a->group_blocks * l->block >= a->group * made);
+  if (wide) {
+    BOX(a->group == a->outer);
+    return;
+  }
+  BOX(a->group * made <= 1 << 30 && a->group_blocks * l->block <= INT32_MAX);
+  BOX(divides(a->by_group_blocks, a->group_blocks) && divides(a->by_inner, a->inner / pack));
+  for (int k = 0; k < 3; k++) {
+    const onepass_box_axis *axis = &a->axis[k];
+    BOX(divides(axis->by_count, axis->count));
+    BOX(a->adaptive || divides(axis->by_stride, axis->stride));
+    BOX(axis->length + axis->padding + axis->extent <= INT32_MAX);
+    BOX(axis->pooled * axis->stride + axis->extent <= INT32_MAX);
+    BOX(!a->adaptive || (axis->pooled + 1) * (axis->length + 1) <= INT32_MAX);
+    for (int r = 0; r < ONEPASS_BOX_TENSORS; r++) {
+      const bool is_long = r == ONEPASS_BOX_X || r == ONEPASS_BOX_DX;
+      BOX((is_long ? axis->length : axis->pooled) * axis->step[r] <= 1 << 30);
+    }
+  }
+}
+
+static int64_t inputs_of(const onepass_box_axis *axis, int64_t outputs) {
+  return least((outputs - 1) * axis->stride + axis->extent, axis->length);
+}
+
+static bool are_lanes(int64_t lanes) { return is_power_of_two(lanes) && lanes <= 256; }
+
+static void expect_tiles(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const onepass_box_tiles *b = &a->tiles;
+  const int64_t size = types[t->of.type].bits / 8, sums = t->of.type == F64 ? 8 : 4;
+  BOX(t->of.pool.direction == ONEPASS_FORWARD && !a->adaptive && !t->of.spread && a->inner == 1);
+  BOX(b->step >= 1 && b->high >= 1 && b->wide >= 1 && b->chunk >= 1);
+  BOX(b->chunks == divide_up(a->axis[0].pooled, b->chunk));
+  BOX(b->tiles_high == divide_up(a->axis[1].pooled, b->high));
+  BOX(b->tiles_wide == divide_up(a->axis[2].pooled, b->wide));
+  BOX(l->grid == a->outer * b->chunks * b->tiles_high * b->tiles_wide);
+  /* The planes of a step and of the next one, all rows of a tile, from any place in 16 bytes on. */
+  BOX(b->ring >= inputs_of(&a->axis[0], 2 * b->step));
+  BOX(b->rows >= inputs_of(&a->axis[1], b->high));
+  BOX(b->pitch % 16 == 0 && b->pitch >= inputs_of(&a->axis[2], b->wide) * size + 16 - size);
+  BOX(a->axis[0].dilation <= b->ring);
+  int64_t needed = (int64_t)b->ring * b->rows * b->pitch;
+  if (!b->rows_are_one) {
+    needed += b->step * b->high * (b->pitch / size) * (sums + (t->of.indices ? 4 : 0));
+  }
+  BOX((int64_t)l->shared >= needed);
+  BOX(2 * (int64_t)l->shared <= t->on->properties.shared_multiprocessor);
+  BOX(are_lanes(b->row_lanes) && are_lanes(b->column_lanes) && are_lanes(b->made_lanes));
+  BOX(divides(b->by_rows, b->rows) && divides(b->by_high, b->high));
+  BOX(!b->rows_are_one || (a->axis[0].kernel == 1 && a->axis[1].kernel == 1));
+  for (int k = 0; k < 2; k++) {
+    BOX(a->axis[k].length == 1 || a->axis[k].step[ONEPASS_BOX_X] * size % 16 == 0);
+  }
+  BOX(strcmp(l->name, "tiles_avg") == 0 ||
+      strcmp(l->name, t->of.indices ? "tiles_max_indices" : "tiles_max") == 0);
+}
+
+static void expect_box_launch(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  BOX(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
+  BOX(l->block == 256 && l->grid >= 0 && l->grid <= INT32_MAX);
+  BOX((int64_t)l->shared <= t->on->properties.shared_block);
+  if (strncmp(l->name, "boxes_", 6) == 0) {
+    expect_thread_an_output(t);
+  } else if (strncmp(l->name, "tiles_", 6) == 0) {
+    expect_tiles(t);
+  } else {
+    BOX(strncmp(l->name, "teams_", 6) == 0);
+    BOX(a->team == 32 || (a->team == 256 && l->shared >= 8 * 12));
+    BOX(l->grid ==
+        divide_up(a->outer * a->inner * a->axis[0].pooled * a->axis[1].pooled * a->axis[2].pooled,
+                  256 / a->team));
+    BOX(!t->of.spread && a->axis[2].step[ONEPASS_BOX_X] == 1);
+  }
+}
+
+static void try_box(box_trial *t) {
+  if (!make_box(t) || onepass_pool_is_plain(&t->plan.problem.pool)) return;
+  for (int which = 0; which < 2 * ONEPASS_CUDA_KERNEL_COUNT; which++) {
+    t->asked = (onepass_cuda_kernel)(which / 2);
+    t->any_address = which % 2;
+    memset(&t->launch, 0x5a, sizeof t->launch);
+    const bool possible =
+        onepass_pool_choose_boxes(&t->plan.problem.pool, t->of.indices, t->any_address,
+                                  &t->on->properties, t->asked, &t->launch);
+    if (t->asked == ONEPASS_CUDA_BEST || t->asked == ONEPASS_CUDA_STRIDED) BOX(possible);
+    if (t->asked != ONEPASS_CUDA_BEST && t->asked != ONEPASS_CUDA_STRIDED &&
+        t->asked != ONEPASS_CUDA_WINDOWS) {
+      BOX(!possible);
+    }
+    if (possible) expect_box_launch(t);
+  }
+}
+
+static void test_boxes_keep_what_kernels_take_for_granted(void) {
+  static const int64_t planes[][2] = {{1, 1}, {3, 8}, {64, 192}, {300, 4096}, {0, 4}};
+  static const int64_t lengths[][3] = {{1, 1, 1},       {7, 7, 7},        {16, 16, 16},
+                                       {55, 55, 55},    {56, 56, 56},     {128, 128, 256},
+                                       {1, 2048, 2048}, {3, 5, 65536},    {2, 3, (int64_t)1 << 31},
+                                       {1000, 1, 8},    {1 << 20, 2, 64}, {40000, 40000, 4}};
+  static const int64_t windows[][4] = {{1, 1, 0, 1},  {2, 2, 0, 1},   {3, 2, 1, 1},  {4, 1, 1, 1},
+                                       {8, 1, 4, 3},  {11, 11, 0, 1}, {3, 2, 1, 3},  {2, 9, 1, 1},
+                                       {3, 1, 1, 40}, {65, 1, 0, 1},  {64, 64, 0, 1}};
+  static const int64_t parts[] = {1, 2, 7, 60};
+  enum { WINDOWS = COUNT(windows), WAYS = WINDOWS + COUNT(parts) };
+  box_trial t = {0};
+  const int every = COUNT(planes) * COUNT(lengths) * WAYS * 3 * 3 * 2 * 3;
+  for (int which = 0; which < every; which++) {
+    int rest = which;
+    t.of = (box_case){.type = which % TYPES};
+    const int layout = rest % 3;
+    rest /= 3;
+    t.of.channels_last = layout == 1, t.of.spread = layout == 2;
+    t.of.pool.direction = rest % 2 ? ONEPASS_BACKWARD : ONEPASS_FORWARD, rest /= 2;
+    t.of.pool.op = (onepass_pool_op)(rest % 3), rest /= 3;
+    t.of.pool.spatial = rest % 3 + 1, rest /= 3;
+    const int way = rest % WAYS;
+    rest /= WAYS;
+    const int64_t *length = lengths[rest % COUNT(lengths)];
+    rest /= COUNT(lengths);
+    memcpy(t.of.shape, planes[rest], sizeof planes[rest]);
+    t.of.pool.ceil_mode = way < WINDOWS && which % 5 == 0;
+    t.of.pool.adaptive = way >= WINDOWS;
+    t.of.pool.p = t.of.pool.op == ONEPASS_LP_POOL ? 2 : 0;
+    t.of.indices = t.of.pool.op == ONEPASS_MAX_POOL &&
+                   (t.of.pool.direction == ONEPASS_BACKWARD || which % 7 < 3);
+    for (int a = 0; a < t.of.pool.spatial; a++) {
+      t.of.shape[2 + a] = length[3 - t.of.pool.spatial + a];
+      if (t.of.pool.adaptive) {
+        t.of.pooled[a] = parts[way - WINDOWS];
+        continue;
+      }
+      t.of.pool.kernel[a] = windows[way][0];
+      t.of.pool.stride[a] = windows[way][1];
+      if (t.of.pool.op != ONEPASS_LP_POOL) t.of.pool.padding[a] = windows[way][2];
+      if (t.of.pool.op == ONEPASS_MAX_POOL) t.of.pool.dilation[a] = windows[way][3];
+    }
+    double elements = (double)t.of.shape[0] * (double)t.of.shape[1];
+    for (int a = 0; a < t.of.pool.spatial; a++) elements *= (double)t.of.shape[2 + a];
+    if (elements > (double)((int64_t)1 << 38)) continue; /* more than any device has */
+    for (int on = 0; on < GPUS; on += 2) {
+      t.on = &gpus[on];
+      try_box(&t);
+    }
+  }
+}
+
+static void test_known_boxes_have_known_kernels(void) {
+#define SAME(k) \
+  { k, k, k }
+#define BOX_CASE(which, axes, k, s, pad, d) \
+  .pool = {.op = which,                     \
+           .spatial = axes,                 \
+           .kernel = SAME(k),               \
+           .stride = SAME(s),               \
+           .padding = SAME(pad),            \
+           .dilation = SAME(d)}
+  static const struct {
+    box_case of;
+    const char *name;
+  } known[] = {
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}}, "tiles_avg"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "tiles_max"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "tiles_max"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}}, "tiles_max"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 3, 3, 2, 1, 0), .shape = {16, 32, 128, 128, 256}}, "tiles_avg"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 112, 112}, .indices = true},
+       "tiles_max_indices"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 112, 112},
+        .channels_last = true},
+       "boxes_max_forward_channels"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 55, 55}},
+       "boxes_max_forward"},
+      {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
+        .shape = {256, 512, 56, 56},
+        .pooled = {1, 1}},
+       "teams_avg"},
+      {{.pool = {.op = ONEPASS_LP_POOL, .spatial = 1, .kernel = {3}, .stride = {2}, .p = 2},
+        .shape = {2, 3, 100}},
+       "boxes_lp_forward"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 1, 3, 2, 1, 1), .shape = {1, 1, (int64_t)1 << 31}},
+       "boxes_max_forward_wide"},
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    box_trial t = {.of = known[i].of, .on = &gpus[H200]};
+    EXPECT(
+        make_box(&t) && onepass_pool_choose_boxes(&t.plan.problem.pool, t.of.indices, false,
+                                                  &t.on->properties, ONEPASS_CUDA_BEST, &t.launch),
+        "%s", describe_box(&t));
+    EXPECT_TEXT(t.launch.name, known[i].name);
+  }
+}
+
 int main(void) {
   test_pools_keep_what_kernels_take_for_granted();
   test_known_pools_have_known_kernels();
+  test_boxes_keep_what_kernels_take_for_granted();
+  test_known_boxes_have_known_kernels();
   return expect_report("test_launch_cuda_pools");
 }
