@@ -177,14 +177,42 @@ struct tile_walk {
             index += plane_index;
           }
         }
-        const int to = r * column_pitch + at / (int)sizeof(element);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) columns[to + j] = made[j].value;
-        if (INDICES) {
-#pragma unroll
-          for (int j = 0; j < VEC; j++) column_rows[to + j] = made[j].index;
-        }
+        store_columns(made, r * column_pitch + at / (int)sizeof(element));
       }
+    }
+  }
+
+  /* In pieces of 16 bytes, or else lanes would meet in the same banks. */
+  __device__ void store_columns(const tile_value<OP, INDICES> (&made)[VEC], int to) const {
+    enum { SUMS = 16 / sizeof(sums), INTS = VEC < 4 ? VEC : 4 };
+#pragma unroll
+    for (int j = 0; j < VEC; j += SUMS) {
+      pack<sums, SUMS> piece;
+#pragma unroll
+      for (int i = 0; i < SUMS; i++) piece.v[i] = made[j + i].value;
+      *(pack<sums, SUMS> *)(columns + to + j) = piece;
+    }
+    if constexpr (INDICES) {
+#pragma unroll
+      for (int j = 0; j < VEC; j += INTS) {
+        pack<int, INTS> piece;
+#pragma unroll
+        for (int i = 0; i < INTS; i++) piece.v[i] = made[j + i].index;
+        *(pack<int, INTS> *)(column_rows + to + j) = piece;
+      }
+    }
+  }
+
+  template <int COUNT, class T>
+  __device__ void take_few(tile_value<OP, INDICES> &made, const T *row, const int *row_indices,
+                           int first_index, int begin) const {
+    sums v[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) v[k] = (sums)widen(row[begin + k]);
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+      const int i = begin + k;
+      made.take_any(v[k], !INDICES ? 0 : row_indices ? row_indices[i] + i : first_index + i);
     }
   }
 
@@ -194,6 +222,19 @@ struct tile_walk {
                                           const int *row_indices, int first_index) const {
     tile_value<OP, INDICES> made;
     made.start(first_index + w.begin);
+    const int width = w.end - w.begin;
+    if (w.step == 1 && width <= 4) {
+      if (width == 2) {
+        take_few<2>(made, row, row_indices, first_index, w.begin);
+      } else if (width == 3) {
+        take_few<3>(made, row, row_indices, first_index, w.begin);
+      } else if (width == 4) {
+        take_few<4>(made, row, row_indices, first_index, w.begin);
+      } else if (width == 1) {
+        take_few<1>(made, row, row_indices, first_index, w.begin);
+      }
+      return made;
+    }
 #pragma unroll 4
     for (int i = w.begin; i < w.end; i += w.step) {
       const int index = !INDICES ? 0 : row_indices ? row_indices[i] + i : first_index + i;
@@ -219,8 +260,12 @@ struct tile_walk {
     for (int c = lane; c < wide.count; c += lanes) {
       const box_side<int> w = window_of(a.axis[2], wide.first + c);
       for (int r = (int)threadIdx.x / lanes; r < count * t.high; r += BLOCK / lanes) {
-        const int which = divide_by(r, t.by_high, 0), h = r - which * t.high;
-        if (h >= high.count) continue;
+        int which = r, h = 0;
+        if (t.high > 1) {
+          which = divide_by(r, t.by_high, 0);
+          h = r - which * t.high;
+          if (h >= high.count) continue;
+        }
         box_side<int> deep, rows;
         if (INDICES || t.rows_are_one) {
           deep = window_of(a.axis[0], first + which);
