@@ -61,6 +61,7 @@ typedef struct onepass_box_tiles {
   int32_t row_lanes, column_lanes,
       made_lanes;       /* threads that share a row of inputs, of what is made
                                                   across rows, of outputs */
+  int32_t down;         /* if not 0: windows of so many rows, one row apart, go down in registers */
   int32_t rows_are_one; /* windows have a single row: there is nothing to add up across */
   onepass_divider by_rows, by_high;
   int64_t index_step[3]; /* what a step along an axis adds to an index */

@@ -243,6 +243,70 @@ struct tile_walk {
     return made;
   }
 
+  __device__ void divide(sums &sum, int d, int h, int w) const {
+    if (OP != BOX_AVG) return;
+    if (a.uniform) {
+      sum *= (sums)a.factor;
+    } else {
+      sum /= box_divisor(a, window_along(a, 0, d).divisor, window_along(a, 1, h).divisor,
+                         window_along(a, 2, w).divisor);
+    }
+  }
+
+  /* Windows of K rows, one row apart: a thread goes down a column and keeps what it has made along the
+   * last K rows. */
+  template <int K>
+  __device__ void make_down(int64_t outer, int first, int count) const {
+    const int lanes = t.made_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    const int each = (count * lanes + BLOCK - 1) / BLOCK, begin = (int)threadIdx.x / lanes * each;
+    const int end = begin + each < count ? begin + each : count;
+    const int shift = phase - wide.begin, length = (int)a.axis[0].length;
+    if (begin >= end) return;
+    for (int c = lane; c < wide.count; c += lanes) {
+      const box_side<int> w = window_of(a.axis[2], wide.first + c);
+      const bool is_square = w.step == 1 && w.end - w.begin == K;
+      element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y] +
+                   (first + begin) * a.axis[0].step[ONEPASS_BOX_Y] + wide.first + c;
+      int64_t *indices = nullptr;
+      if (INDICES) {
+        indices = (int64_t *)a.tensor[ONEPASS_BOX_INDICES] +
+                  outer * a.outer_step[ONEPASS_BOX_INDICES] +
+                  (first + begin) * a.axis[0].step[ONEPASS_BOX_INDICES] + wide.first + c;
+      }
+      int row = first + begin - (int)a.axis[0].padding;
+      tile_value<OP, INDICES> last[K];
+#pragma unroll
+      for (int k = 0; k < K; k++) last[k].start(0);
+      for (int made = begin - (K - 1); made < end; made++, row++) {
+#pragma unroll
+        for (int k = 0; k + 1 < K; k++) last[k] = last[k + 1];
+        last[K - 1].start(0);
+        if (row >= 0 && row < length) {
+          const element *from = (const element *)(raw + slot_of(row) * t.pitch) + shift;
+          const int first_index = row * (int)t.index_step[0];
+          if (is_square) {
+            take_few<K>(last[K - 1], from, nullptr, first_index, w.begin);
+          } else {
+            last[K - 1] = make(w, from, nullptr, first_index);
+          }
+        }
+        if (made < begin) continue; /* not yet K rows */
+        const int top = row - (K - 1);
+        tile_value<OP, INDICES> all;
+        all.start(INDICES ? (top < 0 ? 0 : top) * (int)t.index_step[0] + w.begin : 0);
+#pragma unroll
+        for (int k = 0; k < K; k++) all.take(last[k].value, last[k].index);
+        divide(all.value, first + made, 0, wide.first + c);
+        *y = narrow_to<element>::from(all.value);
+        y += a.axis[0].step[ONEPASS_BOX_Y];
+        if (INDICES) {
+          *indices = all.index;
+          indices += a.axis[0].step[ONEPASS_BOX_INDICES];
+        }
+      }
+    }
+  }
+
   /* Along the rows that reduce_rows has made or, where windows are of one row, along the inputs. */
   __device__ void make_outputs(int64_t outer, int first, int count) const {
     const int lanes = t.made_lanes, lane = (int)threadIdx.x & (lanes - 1);
@@ -281,15 +345,7 @@ struct tile_walk {
           const int at = r * column_pitch + shift;
           made = make(w, columns + at, column_rows + at, first_index);
         }
-        if (OP == BOX_AVG) {
-          if (a.uniform) {
-            made.value *= (sums)a.factor;
-          } else {
-            made.value /= box_divisor(a, window_along(a, 0, first + which).divisor,
-                                      window_along(a, 1, high.first + h).divisor,
-                                      window_along(a, 2, wide.first + c).divisor);
-          }
-        }
+        divide(made.value, first + which, high.first + h, wide.first + c);
         y[which * a.axis[0].step[ONEPASS_BOX_Y] + h * a.axis[1].step[ONEPASS_BOX_Y] + c] =
             narrow_to<element>::from(made.value);
         if (INDICES) {
@@ -332,13 +388,23 @@ __device__ static void tiles_of_windows(const box_args &a) {
     commit_copies();
     wait_for_all_but<1>();
     __syncthreads();
-    if (!t.rows_are_one) {
-      walk.reduce_rows(now.first, now.count);
-      __syncthreads();
+    if (t.down) {
+      if (t.down == 2) {
+        walk.template make_down<2>(outer, now.first, now.count);
+      } else if (t.down == 3) {
+        walk.template make_down<3>(outer, now.first, now.count);
+      } else {
+        walk.template make_down<4>(outer, now.first, now.count);
+      }
+    } else {
+      if (!t.rows_are_one) {
+        walk.reduce_rows(now.first, now.count);
+        __syncthreads();
+      }
+      walk.make_outputs(outer, now.first, now.count);
     }
-    walk.make_outputs(outer, now.first, now.count);
-    /* Otherwise the rows that outputs are made from are not those that are brought next. */
-    if (t.rows_are_one) __syncthreads();
+    /* Where outputs are made from the rows themselves, these must not be overwritten yet. */
+    if (t.down || t.rows_are_one) __syncthreads();
     walk.slot = (walk.slot + next.begin - walk.plane) % t.ring;
     walk.plane = next.begin;
     now = next;

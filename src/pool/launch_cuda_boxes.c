@@ -7,16 +7,17 @@
 enum {
   BLOCK = 256,
   WARP = 32,
-  FEW_TERMS = 64,           /* of an output, that one thread adds up in the type of sums */
-  MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
-  LARGE_WINDOW = 192,       /* elements that are worth a warp */
-  WINDOW_OF_BLOCK = 8192,   /* elements that are worth a block */
-  SMALL_PLANE = 16384,      /* bytes of planes that tiles hold as a whole */
-  LONGEST_ROW = 4096,       /* bytes of a row that tiles do not cut */
-  SHORTEST_ROW = 64,        /* bytes of a row worth a tile */
-  MOST_ROWS = 64,           /* of outputs in a tile */
-  BYTES_OF_STEP = 20480,    /* on their way to a block, at least while a step is worked on */
-  SHARED_OF_SYSTEM = 1024   /* bytes of shared memory that a block costs beside its own */
+  FEW_TERMS = 64,             /* of an output, that one thread adds up in the type of sums */
+  MOST_POSITIONS = 1 << 30,   /* of what kernels count in 32 bits */
+  LARGE_WINDOW = 192,         /* elements that are worth a warp */
+  WINDOW_OF_BLOCK = 8192,     /* elements that are worth a block */
+  SMALL_PLANE = 16384,        /* bytes of planes that tiles hold as a whole */
+  LONGEST_ROW = 4096,         /* bytes of a row that tiles do not cut */
+  SHORTEST_ROW = 64,          /* bytes of a row worth a tile */
+  MOST_ROWS = 64,             /* of outputs in a tile */
+  BYTES_OF_STEP = 20480,      /* on their way to a block, at least while a step is worked on */
+  BYTES_OF_LONG_STEP = 36864, /* where each step begins with rows of the one before */
+  SHARED_OF_SYSTEM = 1024     /* bytes of shared memory that a block costs beside its own */
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
@@ -314,7 +315,8 @@ static tile_sizes size_tile(const onepass_box_args *args, int64_t size, int64_t 
                   .rows = span_of(&axis[1], high),
                   .pitch = up_to(span * size + 15, 16)};
   s.shared = s.ring * s.rows * s.pitch;
-  if (!args->tiles.rows_are_one) s.shared += step * high * (s.pitch / size) * column_size;
+  if (!args->tiles.rows_are_one && !args->tiles.down)
+    s.shared += step * high * (s.pitch / size) * column_size;
   const int64_t needed_high = high < axis[1].pooled ? high * axis[1].stride : axis[1].length;
   const int64_t needed_wide = wide < axis[2].pooled ? wide * axis[2].stride : axis[2].length;
   s.cost = (double)s.rows / (double)needed_high * (double)s.pitch / (double)(needed_wide * size);
@@ -347,7 +349,8 @@ static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t
   for (int64_t step = 2; step <= args->axis[0].pooled; step *= 2) {
     const tile_sizes longer = size_tile(args, size, column_size, step, best.high, best.wide);
     const int64_t brought = step * args->axis[0].stride * longer.rows * longer.pitch;
-    if (longer.shared > limit || brought > BYTES_OF_STEP) break;
+    const int64_t enough = args->tiles.down ? BYTES_OF_LONG_STEP : BYTES_OF_STEP;
+    if (longer.shared > limit || brought > enough) break;
     best = longer;
   }
   return best;
@@ -402,6 +405,10 @@ static bool choose_tiles(const onepass_pool_problem *p, bool indices,
     return false;
   }
   tiles->rows_are_one = axis[0].kernel == 1 && axis[1].kernel == 1;
+  if (is_trivial(&axis[1]) && axis[0].kernel >= 2 && axis[0].kernel <= 4 && axis[0].stride == 1 &&
+      axis[0].dilation == 1) {
+    tiles->down = (int32_t)axis[0].kernel;
+  }
   const int64_t third = device->shared_multiprocessor / 3 - SHARED_OF_SYSTEM;
   const int64_t half = device->shared_multiprocessor / 2 - SHARED_OF_SYSTEM;
   tile_sizes s = find_sizes(args, size, column_size, third);

@@ -366,13 +366,15 @@ static void expect_tiles(const box_trial *t) {
   BOX(b->pitch % 16 == 0 && b->pitch >= inputs_of(&a->axis[2], b->wide) * size + 16 - size);
   BOX(a->axis[0].dilation <= b->ring);
   int64_t needed = (int64_t)b->ring * b->rows * b->pitch;
-  if (!b->rows_are_one) {
+  if (!b->rows_are_one && !b->down) {
     needed += b->step * b->high * (b->pitch / size) * (sums + (t->of.indices ? 4 : 0));
   }
   BOX((int64_t)l->shared >= needed);
   BOX(2 * (int64_t)l->shared <= t->on->properties.shared_multiprocessor);
   BOX(are_lanes(b->row_lanes) && are_lanes(b->column_lanes) && are_lanes(b->made_lanes));
   BOX(divides(b->by_rows, b->rows) && divides(b->by_high, b->high));
+  BOX(!b->down || (b->down == a->axis[0].kernel && b->down >= 2 && b->down <= 4 && b->rows == 1 &&
+                   b->high == 1 && a->axis[0].stride == 1 && a->axis[0].dilation == 1));
   BOX(!b->rows_are_one || (a->axis[0].kernel == 1 && a->axis[1].kernel == 1));
   for (int k = 0; k < 2; k++) {
     BOX(a->axis[k].length == 1 || a->axis[k].step[ONEPASS_BOX_X] * size % 16 == 0);
