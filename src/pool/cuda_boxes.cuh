@@ -44,7 +44,10 @@ struct box_place {
     const I inners = (I)(a.inner / PACK);
     if (a.channels_last) inner = next(rest, a.by_inner, inners);
 #pragma unroll
-    for (int k = 2; k >= 0; k--) p.at[k] = next(rest, a.axis[k].by_count, (I)a.axis[k].count);
+    for (int k = 2; k >= 0; k--) {
+      p.at[k] = 0;
+      if (a.axis[k].count > 1) p.at[k] = next(rest, a.axis[k].by_count, (I)a.axis[k].count);
+    }
     if (!a.channels_last && inners > 1) inner = next(rest, a.by_inner, inners);
     p.outer = (int64_t)group * a.group + rest;
     p.inner = (int64_t)inner * PACK;
@@ -76,11 +79,22 @@ struct box_side {
   sums divisor;
 };
 
+/* An axis that the operator does not have: not worth a division. */
+__device__ inline bool is_absent(const onepass_box_axis &x) {
+  return x.length == 1 && x.kernel == 1 && x.pooled == 1;
+}
+
 template <class I>
 __device__ inline box_side<I> window_along(const box_args &a, int axis, I output) {
   const onepass_box_axis &x = a.axis[axis];
   const I length = (I)x.length, padding = (I)x.padding, dilation = (I)x.dilation;
   box_side<I> w;
+  if (is_absent(x)) {
+    w.begin = 0;
+    w.end = w.step = 1;
+    w.divisor = 1;
+    return w;
+  }
   if (a.adaptive) {
     const I pooled = (I)x.pooled;
     w.begin = output * length / pooled;
@@ -112,6 +126,11 @@ template <class I>
 __device__ inline void outputs_along(const box_args &a, int axis, I element, I &begin, I &end) {
   const onepass_box_axis &x = a.axis[axis];
   const I pooled = (I)x.pooled;
+  if (is_absent(x)) {
+    begin = 0;
+    end = 1;
+    return;
+  }
   if (a.adaptive) {
     const I length = (I)x.length;
     begin = element * pooled / length;

@@ -155,7 +155,7 @@ struct tile_walk {
         int index = index_of(deep, rows), place = start + at;
 #pragma unroll
         for (int j = 0; j < VEC; j++) made[j].start(index);
-        if (t.rows == 1) {
+        if (t.rows == 1 && rows.begin < rows.end) {
 #pragma unroll 4
           for (int d = deep.begin; d < deep.end; d += deep.step) {
             take(made, raw + place, index);

@@ -66,6 +66,7 @@ static const pool_case known[] = {
     {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 5, 112, 112}, .indices = true},
     {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 40, 56, 56}},
     {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 5, 55, 55}, .indices = true, .nans = true},
+    {.pool = MAX(2, 2, 2, 1, 2), .shape = {4, 33, 1, 64}}, /* windows of nothing but padding */
     {.pool = AVG(2, 2, 2, 0), .shape = {4, 33, 28, 28}},
     {.pool = AVG(2, 3, 1, 1), .shape = {4, 9, 7, 7}},
     {.pool = MAX(2, 3, 2, 1, 1),
