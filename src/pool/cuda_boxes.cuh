@@ -175,9 +175,10 @@ __device__ inline double power(double x, double exponent) {
   return pow(x, exponent);
 }
 
-/* Exponents that are usual go without pow, which nothing is as slow as. */
-__device__ inline sums power_of(sums x, double p) {
-  return p == 2 ? x * x : p == 1 ? x : (sums)power((double)x, p);
+/* Exponents that are usual go without pow, which nothing is as slow as. In double, as powers go far
+ * beyond what they are powers of. */
+__device__ inline double power_of(double x, double p) {
+  return p == 2 ? x * x : p == 1 ? x : power(x, p);
 }
 
 /* Terms of a sum: some in the type of sums, and those in double where there are many. */
@@ -193,6 +194,7 @@ struct long_sum {
       terms = 0;
     }
   }
+  __device__ void add_exactly(double value) { total += value; }
   __device__ sums value(const box_args &a) const {
     return a.many_terms ? (sums)(total + (double)part) : part;
   }
@@ -232,7 +234,11 @@ __device__ static void box_forward(const box_args &a) {
               index[j] = (d * high + h) * wide + i;
             }
           } else {
-            sum[j].add(a, OP == BOX_LP ? power_of(v[j], a.p) : v[j]);
+            if (OP == BOX_LP) {
+              sum[j].add_exactly(power_of((double)v[j], a.p));
+            } else {
+              sum[j].add(a, v[j]);
+            }
           }
         }
       }
@@ -252,10 +258,13 @@ __device__ static void box_forward(const box_args &a) {
   const sums divisor = box_divisor(a, w[0].divisor, w[1].divisor, w[2].divisor);
 #pragma unroll
   for (int j = 0; j < PACK; j++) {
-    v[j] = sum[j].value(a) / divisor;
     if (OP == BOX_LP) {
-      const sums mean = v[j] * (sums)a.elements;
-      v[j] = a.p == 2 ? (sums)sqrt(mean) : a.p == 1 ? mean : (sums)power((double)mean, 1 / a.p);
+      const double sum_of_all = sum[j].total / (double)divisor * a.elements;
+      v[j] = (sums)(a.p == 2   ? sqrt(sum_of_all)
+                    : a.p == 1 ? sum_of_all
+                               : power(sum_of_all, 1 / a.p));
+    } else {
+      v[j] = sum[j].value(a) / divisor;
     }
   }
   store_values(y, v);
@@ -265,11 +274,10 @@ __device__ static void box_forward(const box_args &a) {
 
 /* What an output of lp_pool adds to its elements, without what their own values have to do with it;
  * share_of_root in reference.c. */
-__device__ inline sums share_of_root(const box_args &a, sums y, sums dy, sums divisor) {
+__device__ inline double share_of_root(const box_args &a, double y, double dy, double divisor) {
   if (y == 0) return 0;
-  const sums root = a.p == 2 ? 1 / y : a.p == 1 ? (sums)1 : (sums)power((double)y, 1 - a.p);
-  const sums slope = dy * (root / (sums)a.p);
-  return (y != y ? 0 * slope : slope) * (sums)a.elements / divisor;
+  const double slope = dy * (a.p == 2 ? 0.5 / y : a.p == 1 ? 1 : power(y, 1 - a.p) / a.p);
+  return (y != y ? 0 * slope : slope) * a.elements / divisor;
 }
 
 template <class I, int OP, int PACK>
@@ -323,7 +331,7 @@ __device__ static void box_backward(const box_args &a) {
 #pragma unroll
           for (int j = 0; j < PACK; j++) {
             if constexpr (OP == BOX_LP) {
-              sum[j].add(a, share_of_root(a, roots[j], v[j], divisor));
+              sum[j].add_exactly(share_of_root(a, roots[j], v[j], divisor));
             } else {
               sum[j].add(a, a.uniform ? v[j] : v[j] / divisor);
             }
@@ -332,18 +340,19 @@ __device__ static void box_backward(const box_args &a) {
       }
     }
   }
+  if constexpr (OP == BOX_LP) {
+    load_values(roots, place.template plane<const element>(a, ONEPASS_BOX_X) +
+                           place.offset(a, ONEPASS_BOX_X));
+  }
 #pragma unroll
   for (int j = 0; j < PACK; j++) {
-    v[j] = sum[j].value(a);
-    if (OP != BOX_MAX && a.uniform) v[j] *= (sums)a.factor;
-  }
-  if constexpr (OP == BOX_LP) {
-    sums x[PACK];
-    load_values(
-        x, place.template plane<const element>(a, ONEPASS_BOX_X) + place.offset(a, ONEPASS_BOX_X));
-#pragma unroll
-    for (int j = 0; j < PACK; j++) {
-      v[j] *= a.p == 2 ? 2 * x[j] : a.p == 1 ? (sums)1 : (sums)(a.p * power((double)x[j], a.p - 1));
+    if constexpr (OP == BOX_LP) {
+      const double x = (double)roots[j],
+                   shares = a.uniform ? sum[j].total * a.factor : sum[j].total;
+      v[j] = (sums)(shares * (a.p == 2 ? 2 * x : a.p == 1 ? 1 : a.p * power(x, a.p - 1)));
+    } else {
+      v[j] = sum[j].value(a);
+      if (OP == BOX_AVG && a.uniform) v[j] *= (sums)a.factor;
     }
   }
   store_values(place.template plane<element>(a, ONEPASS_BOX_DX) + place.offset(a, ONEPASS_BOX_DX),
