@@ -372,17 +372,24 @@ static int32_t lanes_for(int64_t items, int64_t rows) {
   return best;
 }
 
+/* The chunk that makes at least so many blocks, if there are as many outputs. */
+static int64_t chunk_for(const onepass_box_axis *axis, int64_t blocks, int64_t others) {
+  return divide_up(axis->pooled, least(axis->pooled, divide_up(blocks, others)));
+}
+
 /* Outputs of the first axis that a block walks along: so many that little is read twice at its
- * beginning, so few that there are blocks for everyone. */
+ * beginning, so few that the last blocks do not run alone for long. */
 static int64_t chunk_of(const onepass_box_axis *axis, int64_t step, int64_t others,
                         const onepass_cuda_properties *device) {
   const int64_t overlap = most(axis->extent - axis->stride, 0);
   const int64_t worth = most(16 * step, divide_up(20 * overlap, axis->stride));
-  const int64_t blocks = 12 * (int64_t)device->multiprocessors;
+  const int64_t few = 12 * (int64_t)device->multiprocessors, many = 4 * few;
   int64_t chunk = least(worth, axis->pooled);
-  if (divide_up(axis->pooled, chunk) * others < blocks) {
-    chunk = divide_up(axis->pooled, least(axis->pooled, divide_up(blocks, others)));
+  if (divide_up(axis->pooled, chunk) * others < many) {
+    const int64_t bearable = most(4 * step, divide_up(10 * overlap, axis->stride));
+    chunk = most(chunk_for(axis, many, others), least(chunk, bearable));
   }
+  if (divide_up(axis->pooled, chunk) * others < few) chunk = chunk_for(axis, few, others);
   return least(up_to(chunk, step), axis->pooled);
 }
 
