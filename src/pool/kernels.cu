@@ -558,10 +558,12 @@ CHANNEL_KERNELS(max, BOX_MAX)
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
-#define TILE_KERNEL(name, OP, INDICES)                   \
-  extern "C" __global__ void __launch_bounds__(BLOCK, 4) \
-      name(const __grid_constant__ box_args args) {      \
-    tiles_of_windows<OP, INDICES>(args);                 \
+/* Blocks of a multiprocessor. Doubles take more registers. */
+enum { TILES_AT_ONCE = sizeof(element) == 8 ? 3 : 4 };
+#define TILE_KERNEL(name, OP, INDICES)                               \
+  extern "C" __global__ void __launch_bounds__(BLOCK, TILES_AT_ONCE) \
+      name(const __grid_constant__ box_args args) {                  \
+    tiles_of_windows<OP, INDICES>(args);                             \
   }
 
 TILE_KERNEL(tiles_avg, BOX_AVG, false)
