@@ -38,15 +38,15 @@ enum {
 };
 
 /* Division of numbers below 2^31 by one that is known beforehand. */
-typedef struct onepass_divider {
+typedef struct onepass_box_divider {
   uint32_t multiplier, shift;
-} onepass_divider;
+} onepass_box_divider;
 
 typedef struct onepass_box_axis {
   int64_t kernel, stride, padding, dilation, extent, length, pooled; /* as in onepass_pool_axis */
   int64_t count;                     /* of what threads make: y's, or backward dx's */
   int64_t step[ONEPASS_BOX_TENSORS]; /* from one element to the next */
-  onepass_divider by_count, by_stride;
+  onepass_box_divider by_count, by_stride;
 } onepass_box_axis;
 
 /* Tiles, of dense rows. Of the three axes the first is the one that a block walks along: `chunk` of its
@@ -63,7 +63,7 @@ typedef struct onepass_box_tiles {
                                                   across rows, of outputs */
   int32_t down;         /* if not 0: windows of so many rows, one row apart, go down in registers */
   int32_t rows_are_one; /* windows have a single row: there is nothing to add up across */
-  onepass_divider by_rows, by_high;
+  onepass_box_divider by_rows, by_high;
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_tiles;
 
@@ -75,11 +75,11 @@ typedef struct onepass_box_args {
   onepass_box_axis axis[3];
   int64_t outer, inner;
   int64_t outer_step[ONEPASS_BOX_TENSORS], inner_step[ONEPASS_BOX_TENSORS];
-  onepass_divider by_inner;
+  onepass_box_divider by_inner;
   int32_t channels_last;
   /* Each group of blocks has `group` outer positions, so that 32 bits count what a group makes. */
   int64_t group, group_blocks;
-  onepass_divider by_group_blocks;
+  onepass_box_divider by_group_blocks;
   int32_t adaptive, count_include_pad;
   int32_t many_terms; /* add up in double */
   int32_t uniform;    /* every sum is multiplied by `factor` */

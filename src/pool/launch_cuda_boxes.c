@@ -33,8 +33,8 @@ static const onepass_role role_of[] = {
 /* ---- The problem as kernels see it ----------------------------------------------------------- */
 
 /* n / divisor is (n * multiplier / 2^32 + n) >> shift for every n below 2^31. */
-static onepass_divider divider_of(int64_t divisor) {
-  onepass_divider d = {1, 0};
+static onepass_box_divider divider_of(int64_t divisor) {
+  onepass_box_divider d = {1, 0};
   if (divisor < 1 || divisor > INT32_MAX) return d; /* not used then */
   while (((int64_t)1 << d.shift) < divisor) d.shift++;
   const uint64_t above = ((uint64_t)1 << d.shift) - (uint64_t)divisor;
