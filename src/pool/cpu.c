@@ -132,14 +132,18 @@ static onepass_pool_windows windows_of(const onepass_pool_problem *p) {
         wide->length <= ONEPASS_POOL_WHOLE_LINE && wide->pooled <= ONEPASS_POOL_WHOLE_LINE;
     return fits ? ONEPASS_POOL_UNEVEN : ONEPASS_POOL_SINGLE;
   }
+  const bool one_row = p->deep.length == 1 && p->high.length == 1;
+  if (p->op == ONEPASS_AVG_POOL && is_whole(wide) && one_row && p->deep.pooled == 1 &&
+      p->high.pooled == 1 && wide->long_step == 1 && wide->length <= ONEPASS_POOL_WIDEST_EVEN) {
+    return ONEPASS_POOL_WHOLE;
+  }
   if (p->backward && wide->stride >= wide->kernel) return ONEPASS_POOL_EVEN;
   const bool too_many_taps =
       wide->kernel > ONEPASS_POOL_MOST_TAPS || wide->stride > ONEPASS_POOL_MOST_TAPS;
   if (wide->extent > ONEPASS_POOL_WIDEST_EVEN || (p->has_indices && too_many_taps)) {
     return ONEPASS_POOL_SINGLE;
   }
-  const bool one_row = p->deep.length == 1 && p->high.length == 1;
-  return one_row && is_whole(wide) ? ONEPASS_POOL_SINGLE : ONEPASS_POOL_EVEN;
+  return is_whole(wide) && one_row && !p->backward ? ONEPASS_POOL_SINGLE : ONEPASS_POOL_EVEN;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -155,7 +159,7 @@ static void choose_tiles(onepass_pool_problem *p) {
     p->room = ONEPASS_POOL_POSITIONS + (apart ? 0 : wide->extent) + 2 * ONEPASS_POOL_MOST_TAPS;
   } else if (p->windows == ONEPASS_POOL_UNEVEN) {
     p->room = larger(wide->length, wide->pooled);
-  } else {
+  } else if (p->windows == ONEPASS_POOL_SINGLE) {
     most = wide->adaptive ? 1 : larger(1, ONEPASS_POOL_WIDEST_TILED / wide->extent);
     p->room = ONEPASS_POOL_TILE;
   }
@@ -181,7 +185,7 @@ static bool choose_channels(onepass_plan *plan, int threads) {
   onepass_pool_problem *p = &plan->problem.pool;
   const int64_t length = output_length(p);
   p->has_indices = onepass_has(&plan->layouts, ONEPASS_ROLE_INDICES);
-  if (p->op == ONEPASS_LP_POOL || (p->backward && p->op == ONEPASS_MAX_POOL)) return false;
+  if (p->backward && p->op != ONEPASS_AVG_POOL) return false;
   if (p->has_indices && plane_length(p) > INT32_MAX) return false;
   if (!has_dense_channels(plan)) return false;
   p->channels = p->planes.size[p->planes.ndim - 1];

@@ -16,7 +16,8 @@ typedef enum onepass_join {
 typedef enum onepass_pool_windows {
   ONEPASS_POOL_EVEN,   /* of one size: a tile of outputs at a time */
   ONEPASS_POOL_UNEVEN, /* adaptive: a whole line at a time */
-  ONEPASS_POOL_SINGLE  /* too large for either: window by window */
+  ONEPASS_POOL_WHOLE,  /* one average a plane, which is dense and not large */
+  ONEPASS_POOL_SINGLE  /* too large for all of these: window by window */
 } onepass_pool_windows;
 
 typedef struct onepass_pool_kernels {
@@ -40,6 +41,7 @@ enum {
   ONEPASS_POOL_WIDEST_EVEN = 4096,   /* larger windows are looked at one by one */
   ONEPASS_POOL_WHOLE_LINE = 8192,    /* adaptive: longer lines are not laid out as a whole */
   ONEPASS_POOL_MOST_TAPS = 32,       /* kernels and strides up to here are split into taps */
+  ONEPASS_POOL_MOST_ROWS = 64,       /* short rows that are done together */
   ONEPASS_POOL_BUFFERS = 6,
   ONEPASS_POOL_LARGEST_PLANE = 1 << 24 /* of halves, that are summed in scratch memory */
 };

@@ -32,6 +32,15 @@ static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *
   for (int64_t d = deep.begin; d < deep.end; d += deep.step) {
     for (int64_t h = high.begin; h < high.end; h += high.step) {
       const T *row = x + d * p->deep.long_step + h * p->high.long_step;
+      if (p->op == ONEPASS_LP_POOL) {
+        C *powers = NAME(buffer)(p, scratch, 1);
+        for (int64_t w = wide.begin; w < wide.end; w += wide.step) {
+          NAME(unpack)(powers, row + w * p->wide.long_step, 1, count);
+          NAME(raise)(powers, count, p->p);
+          NAME(join_next_sums)(&j, powers, 1);
+        }
+        continue;
+      }
       if (!indices) {
         for (int64_t w = wide.begin; w < wide.end; w += wide.step) {
           NAME(join_next)(&j, row + w * p->wide.long_step, 1);
@@ -54,7 +63,7 @@ static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *
   if (maxima) {
     NAME(put_all)(y, 1, line, count);
   } else {
-    NAME(put_scaled)(y, 1, line, count, (C)(1 / onepass_divisor_of(p, windows)));
+    NAME(put_outputs)(p, y, 1, line, count, onepass_divisor_of(p, windows));
   }
   if (!indices) return;
   bool odd = false;

@@ -68,17 +68,40 @@ static void NAME(gather_gradients)(const onepass_pool_problem *p, C *line, const
 
 /* ---- What elements get of a line of gradients ------------------------------------------------ */
 
+/* Windows without gaps between them, of a size that the compiler knows. */
+ALWAYS_INLINE void NAME(repeat)(C *restrict out, const C *restrict gradients, int64_t count,
+                                const int times) {
+  for (int64_t o = 0; o < count; o++) {
+    UNROLL for (int r = 0; r < times; r++) out[o * times + r] = gradients[o];
+  }
+}
+
 /* Elements from..to where no two windows overlap. */
 static void NAME(spread_apart)(const onepass_pool_problem *p, C *out, const C *gradients,
                                int64_t first, int64_t from, int64_t to) {
-  NAME(fill)(out, to - from, 0);
-  for (int64_t o = first; o < p->wide.pooled; o++) {
-    const int64_t start = o * p->wide.stride - p->wide.padding;
-    if (start >= to) break;
-    const int64_t begin = start < from ? from : start;
-    const int64_t end = start + p->wide.kernel < to ? start + p->wide.kernel : to;
-    for (int64_t i = begin; i < end; i++) out[i - from] = gradients[o - first];
+  const int64_t kernel = p->wide.kernel, stride = p->wide.stride, padding = p->wide.padding;
+  int64_t o = first, done = from; /* elements up to `done` are there */
+  while (done < to && o < p->wide.pooled) {
+    const int64_t start = o * stride - padding;
+    if (start == done && kernel == stride && kernel <= 4) {
+      int64_t whole = (to - done) / kernel;
+      if (whole > p->wide.pooled - o) whole = p->wide.pooled - o;
+      if (kernel == 2) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 2);
+      if (kernel == 3) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 3);
+      if (kernel == 4) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 4);
+      if (kernel > 1 && whole > 0) {
+        o += whole;
+        done += whole * kernel;
+        continue;
+      }
+    }
+    for (; done < start && done < to; done++) out[done - from] = 0;
+    const int64_t end = start + kernel < to ? start + kernel : to;
+    const C gradient = gradients[o - first];
+    for (; done < end; done++) out[done - from] = gradient;
+    o++;
   }
+  for (; done < to; done++) out[done - from] = 0;
 }
 
 /* Elements from..to: gradients are put where their windows start, and windows that end there are
@@ -104,84 +127,155 @@ static void NAME(spread_parts)(const onepass_pool_problem *p, C *out, const C *g
   }
 }
 
+/* Elements from..to of a row of dx whose windows along the other axes are these. */
+static void NAME(gradient_of_row)(const onepass_pool_problem *p, C *out, const T *dy, const T *y,
+                                  onepass_window deep, onepass_window high, int64_t from,
+                                  int64_t to, void *scratch) {
+  C *gradients = NAME(buffer)(p, scratch, 0), *laid_out = NAME(buffer)(p, scratch, 2);
+  C *spare = NAME(buffer)(p, scratch, 3);
+  const int64_t first = onepass_outputs_of(&p->wide, from).begin;
+  const int64_t last = onepass_outputs_of(&p->wide, to - 1).end;
+  if (first >= last || deep.begin >= deep.end || high.begin >= high.end) {
+    NAME(fill)(out, to - from, 0);
+    return;
+  }
+  NAME(gather_gradients)(p, gradients, dy, y, deep, high, first, last, spare);
+  if (p->wide.adaptive) {
+    NAME(spread_parts)(p, out, gradients);
+  } else if (p->wide.stride >= p->wide.kernel) {
+    NAME(spread_apart)(p, out, gradients, first, from, to);
+  } else {
+    NAME(spread_over)(p, out, gradients, first, from, to, laid_out, spare);
+  }
+}
+
+/* Planes that have one average each. */
+static void NAME(spread_whole)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                               int64_t begin, int64_t end) {
+  const C scale = (C)(1 / (p->divisor != 0 ? p->divisor : (double)p->wide.length));
+  const int64_t count = p->wide.length;
+  for (int64_t plane = begin; plane < end; plane++) {
+    const T *dy = (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, plane);
+    T *dx = (T *)buffers->dx + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DX, plane);
+    const C share = GET(dy) * scale;
+    int64_t i = 0;
+    for (; i + W <= count; i += W) STORE(dx + i, ALL(share), false);
+    for (; i < count; i++) PUT(dx + i, share);
+  }
+}
+
 static void NAME(planes_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
                                   int64_t begin, int64_t end, void *scratch) {
-  C *gradients = NAME(buffer)(p, scratch, 0), *out = NAME(buffer)(p, scratch, 1);
-  C *laid_out = NAME(buffer)(p, scratch, 2), *spare = NAME(buffer)(p, scratch, 3);
+  if (p->windows == ONEPASS_POOL_WHOLE) {
+    NAME(spread_whole)(p, buffers, begin, end);
+    return;
+  }
+  C *out = NAME(buffer)(p, scratch, 1), *spare = NAME(buffer)(p, scratch, 3);
   const int64_t dx_step = p->wide.step[ONEPASS_ROLE_DX], x_step = p->wide.step[ONEPASS_ROLE_X];
+  piece at = piece_of(p, begin, p->deep.length, p->high.length, p->wide.length);
+  piece before = {0};
+  onepass_window deep = {0}, high = {0}, high_before = {0};
   for (int64_t task = begin; task < end; task++) {
-    const piece at = piece_of(p, task, p->deep.length, p->high.length, p->wide.length);
-    const T *dy =
-        (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, at.plane);
-    const T *y = NULL;
-    if (p->op == ONEPASS_LP_POOL) {
-      y = (const T *)buffers->y + onepass_walk_offset(&p->planes, ONEPASS_ROLE_Y, at.plane);
-    }
-    const int64_t first = onepass_outputs_of(&p->wide, at.from).begin;
-    const int64_t last = onepass_outputs_of(&p->wide, at.to - 1).end;
-    if (first < last) {
-      NAME(gather_gradients)
-      (p, gradients, dy, y, onepass_outputs_of(&p->deep, at.deep),
-       onepass_outputs_of(&p->high, at.high), first, last, spare);
-    }
-    if (first >= last) {
-      NAME(fill)(out, at.to - at.from, 0);
-    } else if (p->wide.adaptive) {
-      NAME(spread_parts)(p, out, gradients);
-    } else if (p->wide.stride >= p->wide.kernel) {
-      NAME(spread_apart)(p, out, gradients, first, at.from, at.to);
-    } else {
-      NAME(spread_over)(p, out, gradients, first, at.from, at.to, laid_out, spare);
+    if (task == begin || at.deep != before.deep) deep = onepass_outputs_of(&p->deep, at.deep);
+    if (task == begin || at.high != before.high) high = onepass_outputs_of(&p->high, at.high);
+    /* Rows that the same windows hold are the same. */
+    const bool again = task > begin && at.plane == before.plane && at.deep == before.deep &&
+                       at.from == before.from && high.begin == high_before.begin &&
+                       high.end == high_before.end;
+    if (!again) {
+      const T *y = NULL;
+      if (p->op == ONEPASS_LP_POOL) {
+        y = (const T *)buffers->y + onepass_walk_offset(&p->planes, ONEPASS_ROLE_Y, at.plane);
+      }
+      NAME(gradient_of_row)
+      (p, out, (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, at.plane),
+       y, deep, high, at.from, at.to, scratch);
     }
     const int64_t count = at.to - at.from;
+    const C *result = out;
     if (p->op == ONEPASS_LP_POOL) {
       const T *x = (const T *)buffers->x + offset_of_row(p, ONEPASS_ROLE_X, &at);
       NAME(unpack)(spare, x + at.from * x_step, x_step, count);
       NAME(raise)(spare, count, p->p - 1);
-      for (int64_t i = 0; i < count; i++) out[i] *= (C)p->p * spare[i];
+      for (int64_t i = 0; i < count; i++) spare[i] = out[i] * ((C)p->p * spare[i]);
+      result = spare;
     }
     T *dx = (T *)buffers->dx + offset_of_row(p, ONEPASS_ROLE_DX, &at);
-    NAME(put_all)(dx + at.from * dx_step, dx_step, out, count);
+    NAME(put_all)(dx + at.from * dx_step, dx_step, result, count);
+    before = at;
+    high_before = high;
+    next_piece(p, &at, p->deep.length, p->high.length, p->wide.length);
   }
 }
 
 /* ---- Maxima: a task is a plane --------------------------------------------------------------- */
 
 /* Adds a row of dy to the elements that its indices name, as far as its windows hold them. `steps`
- * are those of the plane. */
-static void NAME(scatter_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
-                              const T *dy, const int64_t *indices, onepass_window deep,
-                              onepass_window high) {
+ * are those of the plane, which is `dense` if an index says where an element is; `simple` windows have
+ * no gaps and one size. */
+ALWAYS_INLINE void NAME(scatter_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
+                                     const T *dy, const int64_t *indices, onepass_window deep,
+                                     onepass_window high, const int axes, const bool dense,
+                                     const bool simple) {
   const onepass_pool_axis *wide = &p->wide;
-  const int64_t index_step = wide->step[ONEPASS_ROLE_INDICES];
-  const int64_t elements = p->deep.length * p->high.length * wide->length;
-  parts part = first_part(wide->length, wide->pooled);
-  int64_t start = -wide->padding, extent = wide->extent;
-  for (int64_t o = 0; o < wide->pooled; o++, start += wide->stride) {
-    if (wide->adaptive) {
-      start = part.begin;
-      extent = part.end - part.begin;
+  const int64_t index_step = dense ? 1 : wide->step[ONEPASS_ROLE_INDICES];
+  const int64_t dy_step = dense ? 1 : wide->pooled_step;
+  const uint64_t elements = (uint64_t)(p->deep.length * p->high.length * wide->length);
+  const uint64_t rows = (uint64_t)p->high.length, columns = (uint64_t)wide->length;
+  const uint64_t one_over_rows = one_over(rows), one_over_columns = one_over(columns);
+  const uint64_t dilation = (uint64_t)wide->dilation,
+                 one_over_dilation = one_over(dilation | !dilation);
+  uint64_t start = -(uint64_t)wide->padding, extent = (uint64_t)wide->extent;
+  parts part = {0};
+  if (!simple) part = first_part(wide->length, wide->pooled);
+  for (int64_t o = 0; o < wide->pooled; o++, start += (uint64_t)wide->stride) {
+    if (!simple && wide->adaptive) {
+      start = (uint64_t)part.begin;
+      extent = (uint64_t)(part.end - part.begin);
       next_part(&part);
     }
-    const int64_t index = indices[o * index_step];
-    if (index < 0 || index >= elements) continue;
-    /* A plane has less than 2^31 elements, and short numbers are faster to divide. */
-    uint32_t row = 0, depth = 0, column = (uint32_t)index;
-    if (p->spatial > 1) {
-      row = column / (uint32_t)wide->length;
-      column -= row * (uint32_t)wide->length;
+    const uint64_t index = (uint64_t)indices[o * index_step];
+    if (index >= elements) continue;
+    uint64_t row = 0, depth = 0, column = index;
+    if (axes > 1) {
+      row = times_one_over(index, columns, one_over_columns);
+      column -= row * columns;
     }
-    if (p->spatial > 2) {
-      depth = row / (uint32_t)p->high.length;
-      row -= depth * (uint32_t)p->high.length;
+    if (axes > 2) {
+      depth = times_one_over(row, rows, one_over_rows);
+      row -= depth * rows;
     }
-    const int64_t into = column - start;
-    if (into < 0 || into >= extent || (wide->dilation > 1 && into % wide->dilation) ||
-        !window_has(high, row) || !window_has(deep, depth)) {
+    if (column - start >= extent) continue; /* below it, too */
+    if (!simple && dilation > 1 && !is_multiple(column - start, dilation, one_over_dilation)) {
       continue;
     }
-    plane[depth * steps[0] + row * steps[1] + column * steps[2]] += GET(dy + o * wide->pooled_step);
+    if (axes > 1 && !window_has(high, (int64_t)row)) continue;
+    if (axes > 2 && !window_has(deep, (int64_t)depth)) continue;
+    const int64_t place =
+        dense ? (int64_t)index
+              : (int64_t)depth * steps[0] + (int64_t)row * steps[1] + (int64_t)column * steps[2];
+    plane[place] += GET(dy + o * dy_step);
   }
+}
+
+static void NAME(scatter_any_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
+                                  const T *dy, const int64_t *indices, onepass_window deep,
+                                  onepass_window high, bool dense) {
+  const bool simple = !p->wide.adaptive && p->wide.dilation == 1;
+#define CASE(axes)                                                                   \
+  if (dense && simple) {                                                             \
+    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, true, true);   \
+  } else {                                                                           \
+    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, false, false); \
+  }
+  if (p->spatial == 1) {
+    CASE(1)
+  } else if (p->spatial == 2) {
+    CASE(2)
+  } else {
+    CASE(3)
+  }
+#undef CASE
 }
 
 static void NAME(maxima_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
@@ -193,18 +287,26 @@ static void NAME(maxima_backward)(const onepass_pool_problem *p, const onepass_b
     /* Halves are summed in a plane of their own. */
     C *plane = IS_SUMS ? (C *)(void *)dx : (C *)scratch;
     const int64_t *plane_steps = IS_SUMS ? steps : packed;
+    const bool dense = p->wide.step[ONEPASS_ROLE_INDICES] == 1 && p->wide.pooled_step == 1 &&
+                       plane_steps[2] == 1 &&
+                       (p->high.length == 1 || plane_steps[1] == packed[1]) &&
+                       (p->deep.length == 1 || plane_steps[0] == packed[0]);
     for (piece at = {.plane = number}; at.deep < p->deep.length; at.deep++) {
       for (at.high = 0; at.high < p->high.length; at.high++) {
         C *row = plane + at.deep * plane_steps[0] + at.high * plane_steps[1];
+        if (plane_steps[2] == 1) {
+          NAME(fill)(row, p->wide.length, 0);
+          continue;
+        }
         for (int64_t w = 0; w < p->wide.length; w++) row[w * plane_steps[2]] = 0;
       }
     }
     for (piece at = {.plane = number}; at.deep < p->deep.pooled; at.deep++) {
       for (at.high = 0; at.high < p->high.pooled; at.high++) {
-        NAME(scatter_row)
+        NAME(scatter_any_row)
         (p, plane, plane_steps, (const T *)buffers->dy + offset_of_row(p, ONEPASS_ROLE_DY, &at),
          (const int64_t *)buffers->indices + offset_of_row(p, ONEPASS_ROLE_INDICES, &at),
-         onepass_window_of(&p->deep, at.deep), onepass_window_of(&p->high, at.high));
+         onepass_window_of(&p->deep, at.deep), onepass_window_of(&p->high, at.high), dense);
       }
     }
     if (IS_SUMS) continue;

@@ -19,6 +19,8 @@
 #undef PUT
 #undef MOST
 #undef PICK
+#undef ONLY
+#undef FOLD
 #undef ALL_INTS
 #undef LOADI
 #undef STOREI

@@ -4,6 +4,19 @@ ALWAYS_INLINE int64_t inside_of(int64_t position, int64_t length) {
   return position < 0 ? 0 : position > length ? length : position;
 }
 
+__extension__ typedef unsigned __int128 onepass_wide_product;
+
+/* Division of numbers below 2^32 by one that stays the same, exactly. */
+ALWAYS_INLINE uint64_t one_over(uint64_t divisor) { return UINT64_MAX / divisor + 1; }
+ALWAYS_INLINE uint64_t times_one_over(uint64_t number, uint64_t divisor, uint64_t one_over) {
+  if (divisor == 1) return number; /* its inverse takes one bit too many */
+  return (uint64_t)((onepass_wide_product)number * one_over >> 64);
+}
+
+ALWAYS_INLINE bool is_multiple(uint64_t number, uint64_t divisor, uint64_t one_over) {
+  return times_one_over(number, divisor, one_over) * divisor == number;
+}
+
 /* As onepass_window_holds, without a division where there are no gaps. */
 ALWAYS_INLINE bool window_has(onepass_window window, int64_t element) {
   return element >= window.begin && element < window.end &&
@@ -65,6 +78,23 @@ static piece piece_of(const onepass_pool_problem *p, int64_t task, int64_t deep,
   at.from = tile * p->segment;
   at.to = wide - at.from < p->segment ? wide : at.from + p->segment;
   return at;
+}
+
+/* On to the next task. */
+static void next_piece(const onepass_pool_problem *p, piece *at, int64_t deep, int64_t high,
+                       int64_t wide) {
+  at->from = at->to;
+  if (at->from == wide) {
+    at->from = 0;
+    if (++at->high == high) {
+      at->high = 0;
+      if (++at->deep == deep) {
+        at->deep = 0;
+        at->plane++;
+      }
+    }
+  }
+  at->to = wide - at->from < p->segment ? wide : at->from + p->segment;
 }
 
 /* From the first element of a tensor to the first of that row. */

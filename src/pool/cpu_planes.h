@@ -177,40 +177,42 @@ static void NAME(join_padded)(const onepass_pool_problem *p, C *line, const T *x
 /* ---- Sums to outputs ------------------------------------------------------------------------- */
 
 /* Of windows that all have the same divisor. */
-static void NAME(put_outputs)(const onepass_pool_problem *p, T *y, C *sums, int64_t count,
-                              double divisor) {
+static void NAME(put_outputs)(const onepass_pool_problem *p, T *y, int64_t step, C *sums,
+                              int64_t count, double divisor) {
   if (p->op == ONEPASS_LP_POOL) {
     OF_SUM(put_scaled)(sums, 1, sums, count, (C)(p->elements / divisor));
     NAME(raise)(sums, count, 1 / p->p);
-    NAME(put_all)(y, p->wide.pooled_step, sums, count);
+    NAME(put_all)(y, step, sums, count);
   } else {
-    NAME(put_scaled)(y, p->wide.pooled_step, sums, count, (C)(1 / divisor));
+    NAME(put_scaled)(y, step, sums, count, (C)(1 / divisor));
   }
 }
 
-/* Outputs from..to of a row from their sums; `rows` is the factor of the divisor that other axes have.
- */
+/* Outputs from..to of a row from their sums; `rows` is the factor of the divisor that other axes have,
+ * and `inner` are the outputs whose windows lie inside the row. */
 static void NAME(put_row)(const onepass_pool_problem *p, T *y, C *sums, int64_t from, int64_t to,
-                          double rows) {
+                          onepass_window inner, double rows) {
   const int64_t step = p->wide.pooled_step;
   if (p->op == ONEPASS_MAX_POOL) {
     NAME(put_all)(y + from * step, step, sums, to - from);
     return;
   }
   if (p->divisor != 0) {
-    NAME(put_outputs)(p, y + from * step, sums, to - from, p->divisor);
+    NAME(put_outputs)(p, y + from * step, step, sums, to - from, p->divisor);
     return;
   }
-  const onepass_window inner = inner_outputs(&p->wide, from, to);
   for (int64_t o = from; o < to; o++) {
     if (o == inner.begin) o = inner.end;
     if (o == to) break;
     NAME(put_outputs)
-    (p, y + o * step, sums + (o - from), 1, rows * (double)onepass_window_of(&p->wide, o).divisor);
+    (p, y + o * step, step, sums + (o - from), 1,
+     rows * (double)onepass_window_of(&p->wide, o).divisor);
   }
-  NAME(put_outputs)
-  (p, y + inner.begin * step, sums + (inner.begin - from), inner.end - inner.begin,
-   rows * (double)p->wide.kernel);
+  if (inner.begin < inner.end) {
+    NAME(put_outputs)
+    (p, y + inner.begin * step, step, sums + (inner.begin - from), inner.end - inner.begin,
+     rows * (double)p->wide.kernel);
+  }
 }
 
 /* ---- Values: three kinds of windows ---------------------------------------------------------- */
@@ -225,7 +227,50 @@ static void NAME(even_outputs)(const onepass_pool_problem *p, T *y, const T *x, 
   if (at_once) sums = (C *)(void *)(y + from);
   NAME(join_padded)(p, line, x, deep, high, start, start + span, spare);
   NAME(join_windows)(p, sums, line, to - from, spare);
-  if (!at_once) NAME(put_row)(p, y, sums, from, to, (double)deep.divisor * (double)high.divisor);
+  if (!at_once) {
+    NAME(put_row)
+    (p, y, sums, from, to, inner_outputs(&p->wide, from, to),
+     (double)deep.divisor * (double)high.divisor);
+  }
+}
+
+/* Short rows, begin..end of all: several of them one behind the other are one line, on which some
+ * windows mean nothing. */
+static void NAME(even_rows)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                            int64_t begin, int64_t end, void *scratch) {
+  C *line = NAME(buffer)(p, scratch, 0), *sums = NAME(buffer)(p, scratch, 1);
+  C *spare = NAME(buffer)(p, scratch, 2);
+  const int64_t pooled = p->wide.pooled;
+  const int64_t span = (pooled - 1) * p->wide.stride + p->wide.extent;
+  const int64_t windows = (span - 1) / p->wide.stride + 1, pitch = windows * p->wide.stride;
+  const int64_t most = ONEPASS_POOL_POSITIONS / pitch < ONEPASS_POOL_MOST_ROWS
+                           ? ONEPASS_POOL_POSITIONS / pitch
+                           : ONEPASS_POOL_MOST_ROWS;
+  const onepass_window inner = inner_outputs(&p->wide, 0, pooled);
+  const C none = p->op == ONEPASS_MAX_POOL ? NOTHING : 0;
+  piece at = piece_of(p, begin, p->deep.pooled, p->high.pooled, pooled);
+  while (begin < end) {
+    const int64_t count = end - begin < most ? end - begin : most;
+    T *y[ONEPASS_POOL_MOST_ROWS];
+    double rows[ONEPASS_POOL_MOST_ROWS];
+    for (int64_t r = 0; r < count; r++) {
+      const onepass_window deep = onepass_window_of(&p->deep, at.deep);
+      const onepass_window high = onepass_window_of(&p->high, at.high);
+      NAME(join_padded)
+      (p, line + r * pitch,
+       (const T *)buffers->x + onepass_walk_offset(&p->planes, ONEPASS_ROLE_X, at.plane), deep,
+       high, -p->wide.padding, span - p->wide.padding, spare);
+      NAME(fill)(line + r * pitch + span, pitch - span, none);
+      y[r] = (T *)buffers->y + offset_of_row(p, ONEPASS_ROLE_Y, &at);
+      rows[r] = (double)deep.divisor * (double)high.divisor;
+      next_piece(p, &at, p->deep.pooled, p->high.pooled, pooled);
+    }
+    NAME(join_windows)(p, sums, line, (count - 1) * windows + pooled, spare);
+    for (int64_t r = 0; r < count; r++) {
+      NAME(put_row)(p, y[r], sums + r * windows, 0, pooled, inner, rows[r]);
+    }
+    begin += count;
+  }
 }
 
 /* The largest of a run of sums, NaN if there is one. */
@@ -260,6 +305,34 @@ static int64_t NAME(look_for_larger)(C *best, const C *run, int64_t count) {
   return first;
 }
 
+/* The sum of a run that is not long. */
+static C NAME(sum_run)(const T *run, int64_t count) {
+  if (count < W) {
+    C sum = GET(run);
+    for (int64_t i = 1; i < count; i++) sum += GET(run + i);
+    return sum;
+  }
+  V sum[4] = {LOAD(run)};
+  int64_t i = W;
+  for (; i + 4 * W <= count; i += 4 * W) {
+    UNROLL for (int j = 0; j < 4; j++) sum[j] += LOAD(run + i + j * W);
+  }
+  for (; i + W <= count; i += W) sum[1] += LOAD(run + i);
+  if (i < count) sum[2] += ONLY(LOAD(run + count - W), W - (count - i), W);
+  return FOLD((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+/* Planes that have one average each. */
+static void NAME(whole_averages)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                                 int64_t begin, int64_t end) {
+  const C scale = (C)(1 / (p->divisor != 0 ? p->divisor : (double)p->wide.length));
+  for (int64_t plane = begin; plane < end; plane++) {
+    const T *x = (const T *)buffers->x + onepass_walk_offset(&p->planes, ONEPASS_ROLE_X, plane);
+    T *y = (T *)buffers->y + onepass_walk_offset(&p->planes, ONEPASS_ROLE_Y, plane);
+    PUT(y, NAME(sum_run)(x, p->wide.length) * scale);
+  }
+}
+
 /* The windows of adaptive pooling, on a line that is there as a whole. */
 static void NAME(uneven_outputs)(const onepass_pool_problem *p, T *y, const T *x,
                                  onepass_window deep, onepass_window high, void *scratch) {
@@ -270,9 +343,10 @@ static void NAME(uneven_outputs)(const onepass_pool_problem *p, T *y, const T *x
   for (parts at = first_part(p->wide.length, p->wide.pooled); at.part < p->wide.pooled;
        next_part(&at)) {
     const int64_t count = at.end - at.begin;
-    out[at.part] = p->op == ONEPASS_MAX_POOL
-                       ? NAME(largest_of)(line + at.begin, count)
-                       : (C)(OF_SUM(sum_window)(line + at.begin, count) / (rows * (double)count));
+    out[at.part] =
+        p->op == ONEPASS_MAX_POOL
+            ? NAME(largest_of)(line + at.begin, count)
+            : (C)((double)OF_SUM(sum_run)(line + at.begin, count) / (rows * (double)count));
   }
   NAME(put_all)(y, p->wide.pooled_step, out, p->wide.pooled);
 }
@@ -437,8 +511,17 @@ static void NAME(uneven_maxima)(const onepass_pool_problem *p, T *y, int64_t *in
 
 static void NAME(planes_forward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
                                  int64_t begin, int64_t end, void *scratch) {
+  if (p->windows == ONEPASS_POOL_WHOLE) {
+    NAME(whole_averages)(p, buffers, begin, end);
+    return;
+  }
+  if (p->windows == ONEPASS_POOL_EVEN && p->tiles == 1 && !p->has_indices &&
+      (p->wide.pooled + 1) * p->wide.stride + p->wide.extent <= ONEPASS_POOL_POSITIONS / 2) {
+    NAME(even_rows)(p, buffers, begin, end, scratch);
+    return;
+  }
+  piece at = piece_of(p, begin, p->deep.pooled, p->high.pooled, p->wide.pooled);
   for (int64_t task = begin; task < end; task++) {
-    const piece at = piece_of(p, task, p->deep.pooled, p->high.pooled, p->wide.pooled);
     const onepass_window deep = onepass_window_of(&p->deep, at.deep);
     const onepass_window high = onepass_window_of(&p->high, at.high);
     const T *x = (const T *)buffers->x + onepass_walk_offset(&p->planes, ONEPASS_ROLE_X, at.plane);
@@ -460,5 +543,6 @@ static void NAME(planes_forward)(const onepass_pool_problem *p, const onepass_bu
     } else {
       NAME(even_outputs)(p, y, x, deep, high, at.from, at.to, scratch);
     }
+    next_piece(p, &at, p->deep.pooled, p->high.pooled, p->wide.pooled);
   }
 }

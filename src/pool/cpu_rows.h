@@ -4,6 +4,8 @@
 
 #define MOST           JOIN2(max_, SUMS)
 #define PICK           JOIN2(pick_, SUMS)
+#define ONLY           JOIN2(only_, SUMS)
+#define FOLD           JOIN2(fold_, SUMS)
 #define ALL_INTS       JOIN2(all_ints_, SUMS)
 #define LOADI          JOIN2(load_ints_, SUMS)
 #define STOREI         JOIN2(store_ints_, SUMS)
