@@ -141,6 +141,44 @@ ALWAYS_INLINE f64v signed_f64(f64v s, f64v v) {
 }
 #endif
 
+/* ---- The larger one, NaN if either is; a where the mask is set, b elsewhere ------------------ */
+
+#if defined(__ARM_NEON) && defined(__aarch64__)
+ALWAYS_INLINE f32v max_f32(f32v a, f32v b) {
+  return (f32v)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+}
+ALWAYS_INLINE f64v max_f64(f64v a, f64v b) {
+  return (f64v)vmaxq_f64((float64x2_t)a, (float64x2_t)b);
+}
+ALWAYS_INLINE i32v pick_f32(i32v mask, i32v a, i32v b) {
+  return (i32v)vbslq_s32((uint32x4_t)mask, (int32x4_t)a, (int32x4_t)b);
+}
+ALWAYS_INLINE i64v pick_f64(i64v mask, i64v a, i64v b) {
+  return (i64v)vbslq_s64((uint64x2_t)mask, (int64x2_t)a, (int64x2_t)b);
+}
+#else
+ALWAYS_INLINE i32v pick_f32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~mask); }
+ALWAYS_INLINE i64v pick_f64(i64v mask, i64v a, i64v b) { return (a & mask) | (b & ~mask); }
+ALWAYS_INLINE f32v max_f32(f32v a, f32v b) {
+  return (f32v)pick_f32((i32v)(a > b) | (i32v)(a != a), (i32v)a, (i32v)b);
+}
+ALWAYS_INLINE f64v max_f64(f64v a, f64v b) {
+  return (f64v)pick_f64((i64v)(a > b) | (i64v)(a != a), (i64v)a, (i64v)b);
+}
+#endif
+
+/* ---- Integers as wide as the elements -------------------------------------------------------- */
+
+typedef i32v i32v_any __attribute__((aligned(4), may_alias));
+typedef i64v i64v_any __attribute__((aligned(8), may_alias));
+
+ALWAYS_INLINE i32v all_ints_f32(int32_t value) { return value - (i32v){0}; }
+ALWAYS_INLINE i64v all_ints_f64(int64_t value) { return value - (i64v){0}; }
+ALWAYS_INLINE i32v load_ints_f32(const int32_t *p) { return *(const i32v_any *)p; }
+ALWAYS_INLINE i64v load_ints_f64(const int64_t *p) { return *(const i64v_any *)p; }
+ALWAYS_INLINE void store_ints_f32(int32_t *p, i32v v) { *(i32v_any *)p = v; }
+ALWAYS_INLINE void store_ints_f64(int64_t *p, i64v v) { *(i64v_any *)p = v; }
+
 /* ---- The sum of all lanes, halves upon halves or neighbours first ------------------------------
  */
 

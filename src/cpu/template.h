@@ -15,6 +15,10 @@ typedef double element_f64, scalar_f64;
 typedef uint16_t element_f16, element_bf16;
 typedef f32v vector_f32;
 typedef f64v vector_f64;
+typedef int32_t integer_f32;
+typedef int64_t integer_f64;
+typedef i32v integers_f32;
+typedef i64v integers_f64;
 enum { lanes_f32 = LANES_F32, lanes_f64 = LANES_F64 };
 
 /* Single elements, as sums have them. */

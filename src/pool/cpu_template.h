@@ -236,22 +236,3 @@ static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *
   }
   NAME(tiled_backward)(p, dx, dy, last, end, scratch);
 }
-
-#undef NAME
-#undef OF_SUM
-#undef T
-#undef C
-#undef V
-#undef W
-#undef LOAD
-#undef LOADC
-#undef STORE
-#undef LOADS
-#undef STORES
-#undef STOREC
-#undef ALL
-#undef ON1
-#undef ON2
-#undef ON4
-#undef GET
-#undef PUT

@@ -24,6 +24,12 @@ typedef struct onepass_pool_axis {
   bool count_include_pad;
 } onepass_pool_axis;
 
+struct onepass_pool_problem;
+/* Tasks begin..end, with scratch memory of one worker. */
+typedef void onepass_pool_task(const struct onepass_pool_problem *problem,
+                               const onepass_buffers *buffers, int64_t begin, int64_t end,
+                               void *scratch);
+
 typedef struct onepass_pool_problem {
   const struct onepass_pool_kernels *kernels;
   onepass_pool_op op;
@@ -47,6 +53,13 @@ typedef struct onepass_pool_problem {
   onepass_walk planes;    /* over all axes that are not pooled */
   int64_t segment;        /* elements of an output line that one task does */
   size_t scratch_size;    /* a worker */
+  /* Beyond avg_pool1d, see cpu.h. */
+  onepass_pool_task *task;
+  int64_t tasks, tiles; /* all of them, and those of a row */
+  int windows;          /* an onepass_pool_windows, of the last axis */
+  int64_t room;         /* sums in each of a worker's buffers */
+  int64_t channels;     /* that lanes run across */
+  bool has_indices;
 } onepass_pool_problem;
 
 /* avg_pool1d as such, which has kernels everywhere. */

@@ -1,0 +1,321 @@
+/* Gradients of planes, for one element type; after cpu_planes.h, see cpu_kernels.c.
+ *
+ * Of averages and roots they are window sums once more: a task is a piece of a row of dx. The rows of
+ * dy whose windows hold that row are added up, each over its divisor, into a line of gradients, and
+ * those that hold an element along that line are summed. Of maxima, indices say where they go. */
+
+/* ---- Averages and roots: what one row of dy passes on ---------------------------------------- */
+
+/* What dx has of y and dy before the factor that all of an element's have; see share_of_root in the
+ * reference. */
+static void NAME(slopes)(const onepass_pool_problem *p, C *slope, const T *dy, const T *y,
+                         int64_t count) {
+  const int64_t dy_step = p->wide.step[ONEPASS_ROLE_DY], y_step = p->wide.step[ONEPASS_ROLE_Y];
+  for (int64_t o = 0; o < count; o++) {
+    const C value = GET(y + o * y_step);
+    const C power = p->p == 1 ? 1 : p->p == 2 ? 1 / value : NAME(power)(value, 1 - p->p);
+    C share = GET(dy + o * dy_step) * (power / (C)p->p);
+    if (value != value) share *= 0;
+    slope[o] = value == 0 ? 0 : share;
+  }
+}
+
+/* Outputs from..to of all rows whose windows hold row (deep, high) of dx, without the divisor of the
+ * last axis. */
+static void NAME(gather_gradients)(const onepass_pool_problem *p, C *line, const T *dy, const T *y,
+                                   onepass_window deep, onepass_window high, int64_t from,
+                                   int64_t to, C *spare) {
+  NAME(joiner) j = {.line = line, .length = to - from, .how = ONEPASS_JOIN_WEIGHTED};
+  const bool as_they_are = p->wide.pooled_step == 1 && p->op != ONEPASS_LP_POOL;
+  for (int64_t d = deep.begin; d < deep.end; d++) {
+    const double deep_divisor = (double)onepass_window_of(&p->deep, d).divisor;
+    for (int64_t h = high.begin; h < high.end; h++) {
+      const double divisor = p->divisor != 0
+                                 ? p->divisor
+                                 : deep_divisor * (double)onepass_window_of(&p->high, h).divisor;
+      const C weight = (C)(1 / divisor);
+      const T *row =
+          dy + d * p->deep.pooled_step + h * p->high.pooled_step + from * p->wide.pooled_step;
+      if (as_they_are) {
+        NAME(join_next)(&j, row, weight);
+        continue;
+      }
+      if (p->op == ONEPASS_LP_POOL) {
+        const T *root = y + d * p->deep.step[ONEPASS_ROLE_Y] + h * p->high.step[ONEPASS_ROLE_Y] +
+                        from * p->wide.step[ONEPASS_ROLE_Y];
+        NAME(slopes)(p, spare, row, root, to - from);
+      } else {
+        NAME(unpack)(spare, row, p->wide.pooled_step, to - from);
+      }
+      NAME(join_next_sums)(&j, spare, weight);
+    }
+  }
+  NAME(join_end)(&j);
+  if (p->divisor != 0) return;
+  /* The divisor of the last axis, which is the same for all but a few. */
+  const double whole = p->op == ONEPASS_LP_POOL ? p->elements : 1;
+  const onepass_window inner = p->wide.adaptive ? (onepass_window){.begin = to, .end = to}
+                                                : inner_outputs(&p->wide, from, to);
+  for (int64_t o = from; o < to; o++) {
+    if (o == inner.begin) o = inner.end;
+    if (o == to) break;
+    line[o - from] *= (C)(whole / (double)onepass_window_of(&p->wide, o).divisor);
+  }
+  OF_SUM(put_scaled)
+  (line + (inner.begin - from), 1, line + (inner.begin - from), inner.end - inner.begin,
+   (C)(whole / (double)p->wide.kernel));
+}
+
+/* ---- What elements get of a line of gradients ------------------------------------------------ */
+
+/* Windows without gaps between them, of a size that the compiler knows. */
+ALWAYS_INLINE void NAME(repeat)(C *restrict out, const C *restrict gradients, int64_t count,
+                                const int times) {
+  for (int64_t o = 0; o < count; o++) {
+    UNROLL for (int r = 0; r < times; r++) out[o * times + r] = gradients[o];
+  }
+}
+
+/* Elements from..to where no two windows overlap. */
+static void NAME(spread_apart)(const onepass_pool_problem *p, C *out, const C *gradients,
+                               int64_t first, int64_t from, int64_t to) {
+  const int64_t kernel = p->wide.kernel, stride = p->wide.stride, padding = p->wide.padding;
+  int64_t o = first, done = from; /* elements up to `done` are there */
+  while (done < to && o < p->wide.pooled) {
+    const int64_t start = o * stride - padding;
+    if (start == done && kernel == stride && kernel <= 4) {
+      int64_t whole = (to - done) / kernel;
+      if (whole > p->wide.pooled - o) whole = p->wide.pooled - o;
+      if (kernel == 2) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 2);
+      if (kernel == 3) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 3);
+      if (kernel == 4) NAME(repeat)(out + (done - from), gradients + (o - first), whole, 4);
+      if (kernel > 1 && whole > 0) {
+        o += whole;
+        done += whole * kernel;
+        continue;
+      }
+    }
+    for (; done < start && done < to; done++) out[done - from] = 0;
+    const int64_t end = start + kernel < to ? start + kernel : to;
+    const C gradient = gradients[o - first];
+    for (; done < end; done++) out[done - from] = gradient;
+    o++;
+  }
+  for (; done < to; done++) out[done - from] = 0;
+}
+
+/* Elements from..to: gradients are put where their windows start, and windows that end there are
+ * summed. */
+static void NAME(spread_over)(const onepass_pool_problem *p, C *out, const C *gradients,
+                              int64_t first, int64_t from, int64_t to, C *laid_out, C *spare) {
+  /* A window that holds element i starts, counting the padding, at i + padding - kernel + 1 or later.
+   */
+  const int64_t start = from + p->wide.padding - p->wide.kernel + 1;
+  const int64_t end = to + p->wide.padding;
+  NAME(fill)(laid_out, end - start, 0);
+  for (int64_t o = first; o < p->wide.pooled && o * p->wide.stride < end; o++) {
+    laid_out[o * p->wide.stride - start] = gradients[o - first];
+  }
+  NAME(sum_laid_out)(out, laid_out, p->wide.kernel, 1, to - from, spare);
+}
+
+static void NAME(spread_parts)(const onepass_pool_problem *p, C *out, const C *gradients) {
+  NAME(fill)(out, p->wide.length, 0);
+  for (parts at = first_part(p->wide.length, p->wide.pooled); at.part < p->wide.pooled;
+       next_part(&at)) {
+    for (int64_t i = at.begin; i < at.end; i++) out[i] += gradients[at.part];
+  }
+}
+
+/* Elements from..to of a row of dx whose windows along the other axes are these. */
+static void NAME(gradient_of_row)(const onepass_pool_problem *p, C *out, const T *dy, const T *y,
+                                  onepass_window deep, onepass_window high, int64_t from,
+                                  int64_t to, void *scratch) {
+  C *gradients = NAME(buffer)(p, scratch, 0), *laid_out = NAME(buffer)(p, scratch, 2);
+  C *spare = NAME(buffer)(p, scratch, 3);
+  const int64_t first = onepass_outputs_of(&p->wide, from).begin;
+  const int64_t last = onepass_outputs_of(&p->wide, to - 1).end;
+  if (first >= last || deep.begin >= deep.end || high.begin >= high.end) {
+    NAME(fill)(out, to - from, 0);
+    return;
+  }
+  NAME(gather_gradients)(p, gradients, dy, y, deep, high, first, last, spare);
+  if (p->wide.adaptive) {
+    NAME(spread_parts)(p, out, gradients);
+  } else if (p->wide.stride >= p->wide.kernel) {
+    NAME(spread_apart)(p, out, gradients, first, from, to);
+  } else {
+    NAME(spread_over)(p, out, gradients, first, from, to, laid_out, spare);
+  }
+}
+
+/* Planes that have one average each. */
+static void NAME(spread_whole)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                               int64_t begin, int64_t end) {
+  const C scale = (C)(1 / (p->divisor != 0 ? p->divisor : (double)p->wide.length));
+  const int64_t count = p->wide.length;
+  for (int64_t plane = begin; plane < end; plane++) {
+    const T *dy = (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, plane);
+    T *dx = (T *)buffers->dx + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DX, plane);
+    const C share = GET(dy) * scale;
+    int64_t i = 0;
+    for (; i + W <= count; i += W) STORE(dx + i, ALL(share), false);
+    for (; i < count; i++) PUT(dx + i, share);
+  }
+}
+
+static void NAME(planes_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                                  int64_t begin, int64_t end, void *scratch) {
+  if (p->windows == ONEPASS_POOL_WHOLE) {
+    NAME(spread_whole)(p, buffers, begin, end);
+    return;
+  }
+  C *out = NAME(buffer)(p, scratch, 1), *spare = NAME(buffer)(p, scratch, 3);
+  const int64_t dx_step = p->wide.step[ONEPASS_ROLE_DX], x_step = p->wide.step[ONEPASS_ROLE_X];
+  piece at = piece_of(p, begin, p->deep.length, p->high.length, p->wide.length);
+  piece before = {0};
+  onepass_window deep = {0}, high = {0}, high_before = {0};
+  for (int64_t task = begin; task < end; task++) {
+    if (task == begin || at.deep != before.deep) deep = onepass_outputs_of(&p->deep, at.deep);
+    if (task == begin || at.high != before.high) high = onepass_outputs_of(&p->high, at.high);
+    /* Rows that the same windows hold are the same. */
+    const bool again = task > begin && at.plane == before.plane && at.deep == before.deep &&
+                       at.from == before.from && high.begin == high_before.begin &&
+                       high.end == high_before.end;
+    if (!again) {
+      const T *y = NULL;
+      if (p->op == ONEPASS_LP_POOL) {
+        y = (const T *)buffers->y + onepass_walk_offset(&p->planes, ONEPASS_ROLE_Y, at.plane);
+      }
+      NAME(gradient_of_row)
+      (p, out, (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, at.plane),
+       y, deep, high, at.from, at.to, scratch);
+    }
+    const int64_t count = at.to - at.from;
+    const C *result = out;
+    if (p->op == ONEPASS_LP_POOL) {
+      const T *x = (const T *)buffers->x + offset_of_row(p, ONEPASS_ROLE_X, &at);
+      NAME(unpack)(spare, x + at.from * x_step, x_step, count);
+      NAME(raise)(spare, count, p->p - 1);
+      for (int64_t i = 0; i < count; i++) spare[i] = out[i] * ((C)p->p * spare[i]);
+      result = spare;
+    }
+    T *dx = (T *)buffers->dx + offset_of_row(p, ONEPASS_ROLE_DX, &at);
+    NAME(put_all)(dx + at.from * dx_step, dx_step, result, count);
+    before = at;
+    high_before = high;
+    next_piece(p, &at, p->deep.length, p->high.length, p->wide.length);
+  }
+}
+
+/* ---- Maxima: a task is a plane --------------------------------------------------------------- */
+
+/* Adds a row of dy to the elements that its indices name, as far as its windows hold them. `steps`
+ * are those of the plane, which is `dense` if an index says where an element is; `simple` windows have
+ * no gaps and one size. */
+ALWAYS_INLINE void NAME(scatter_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
+                                     const T *dy, const int64_t *indices, onepass_window deep,
+                                     onepass_window high, const int axes, const bool dense,
+                                     const bool simple) {
+  const onepass_pool_axis *wide = &p->wide;
+  const int64_t index_step = dense ? 1 : wide->step[ONEPASS_ROLE_INDICES];
+  const int64_t dy_step = dense ? 1 : wide->pooled_step;
+  const uint64_t elements = (uint64_t)(p->deep.length * p->high.length * wide->length);
+  const uint64_t rows = (uint64_t)p->high.length, columns = (uint64_t)wide->length;
+  const uint64_t one_over_rows = one_over(rows), one_over_columns = one_over(columns);
+  const uint64_t dilation = (uint64_t)wide->dilation,
+                 one_over_dilation = one_over(dilation | !dilation);
+  uint64_t start = -(uint64_t)wide->padding, extent = (uint64_t)wide->extent;
+  parts part = {0};
+  if (!simple) part = first_part(wide->length, wide->pooled);
+  for (int64_t o = 0; o < wide->pooled; o++, start += (uint64_t)wide->stride) {
+    if (!simple && wide->adaptive) {
+      start = (uint64_t)part.begin;
+      extent = (uint64_t)(part.end - part.begin);
+      next_part(&part);
+    }
+    const uint64_t index = (uint64_t)indices[o * index_step];
+    if (index >= elements) continue;
+    uint64_t row = 0, depth = 0, column = index;
+    if (axes > 1) {
+      row = times_one_over(index, columns, one_over_columns);
+      column -= row * columns;
+    }
+    if (axes > 2) {
+      depth = times_one_over(row, rows, one_over_rows);
+      row -= depth * rows;
+    }
+    if (column - start >= extent) continue; /* below it, too */
+    if (!simple && dilation > 1 && !is_multiple(column - start, dilation, one_over_dilation)) {
+      continue;
+    }
+    if (axes > 1 && !window_has(high, (int64_t)row)) continue;
+    if (axes > 2 && !window_has(deep, (int64_t)depth)) continue;
+    const int64_t place =
+        dense ? (int64_t)index
+              : (int64_t)depth * steps[0] + (int64_t)row * steps[1] + (int64_t)column * steps[2];
+    plane[place] += GET(dy + o * dy_step);
+  }
+}
+
+static void NAME(scatter_any_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
+                                  const T *dy, const int64_t *indices, onepass_window deep,
+                                  onepass_window high, bool dense) {
+  const bool simple = !p->wide.adaptive && p->wide.dilation == 1;
+#define CASE(axes)                                                                   \
+  if (dense && simple) {                                                             \
+    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, true, true);   \
+  } else {                                                                           \
+    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, false, false); \
+  }
+  if (p->spatial == 1) {
+    CASE(1)
+  } else if (p->spatial == 2) {
+    CASE(2)
+  } else {
+    CASE(3)
+  }
+#undef CASE
+}
+
+static void NAME(maxima_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
+                                  int64_t begin, int64_t end, void *scratch) {
+  const int64_t steps[] = {p->deep.long_step, p->high.long_step, p->wide.long_step};
+  const int64_t packed[] = {p->high.length * p->wide.length, p->wide.length, 1};
+  for (int64_t number = begin; number < end; number++) {
+    T *dx = (T *)buffers->dx + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DX, number);
+    /* Halves are summed in a plane of their own. */
+    C *plane = IS_SUMS ? (C *)(void *)dx : (C *)scratch;
+    const int64_t *plane_steps = IS_SUMS ? steps : packed;
+    const bool dense = p->wide.step[ONEPASS_ROLE_INDICES] == 1 && p->wide.pooled_step == 1 &&
+                       plane_steps[2] == 1 &&
+                       (p->high.length == 1 || plane_steps[1] == packed[1]) &&
+                       (p->deep.length == 1 || plane_steps[0] == packed[0]);
+    for (piece at = {.plane = number}; at.deep < p->deep.length; at.deep++) {
+      for (at.high = 0; at.high < p->high.length; at.high++) {
+        C *row = plane + at.deep * plane_steps[0] + at.high * plane_steps[1];
+        if (plane_steps[2] == 1) {
+          NAME(fill)(row, p->wide.length, 0);
+          continue;
+        }
+        for (int64_t w = 0; w < p->wide.length; w++) row[w * plane_steps[2]] = 0;
+      }
+    }
+    for (piece at = {.plane = number}; at.deep < p->deep.pooled; at.deep++) {
+      for (at.high = 0; at.high < p->high.pooled; at.high++) {
+        NAME(scatter_any_row)
+        (p, plane, plane_steps, (const T *)buffers->dy + offset_of_row(p, ONEPASS_ROLE_DY, &at),
+         (const int64_t *)buffers->indices + offset_of_row(p, ONEPASS_ROLE_INDICES, &at),
+         onepass_window_of(&p->deep, at.deep), onepass_window_of(&p->high, at.high), dense);
+      }
+    }
+    if (IS_SUMS) continue;
+    for (piece at = {.plane = number}; at.deep < p->deep.length; at.deep++) {
+      for (at.high = 0; at.high < p->high.length; at.high++) {
+        NAME(put_all)
+        (dx + at.deep * steps[0] + at.high * steps[1], steps[2],
+         plane + at.deep * packed[0] + at.high * packed[1], p->wide.length);
+      }
+    }
+  }
+}
