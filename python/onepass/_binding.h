@@ -40,10 +40,11 @@ typedef struct {
   PyObject *empty_like; /* torch.empty_like */
   PyObject *contiguous; /* its keyword arguments for a contiguous tensor */
   PyObject *float32;    /* Tensor.new_empty's keyword arguments for torch.float32 */
+  PyObject *int64;      /* the same for torch.int64 */
   PyObject *dtypes;     /* torch.dtype -> (code, bits) */
   PyObject *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_is_cpu, *name_is_cuda,
-      *name_get_device, *name_is_neg, *name_requires_grad, *name_new_empty, *name_numel,
-      *name_current_level;
+      *name_get_device, *name_is_neg, *name_requires_grad, *name_new_empty, *name_new_empty_strided,
+      *name_numel, *name_current_level;
   int64_t small_on_cpu, small_on_cuda; /* elements of a tensor whose gradient is PyTorch's */
   CachedPlan *plans[PLAN_SLOTS];
   unsigned next_victim; /* which of the ways loses its plan next */
@@ -68,6 +69,10 @@ typedef struct {
 int read_tensor(const State *state, PyObject *object, View *view);
 int read_address(const State *state, PyObject *object, void **address);
 int is_compact(const onepass_tensor *tensor);
+
+/* Strides as torch.empty has them with memory_format=torch.channels_last or channels_last_3d. */
+int is_channels_last(const onepass_tensor *tensor);
+void write_strides(int ndim, const int64_t *shape, int channels_last, int64_t *strides);
 
 /* In the order of onepass_tensors and onepass_buffers. */
 enum {
@@ -127,6 +132,11 @@ PyObject *new_by_channel(const State *state, Call *call, int role, PyObject *obj
                          const onepass_tensor *tensor);
 PyObject *take_compact(const State *state, Call *call, int role, PyObject *made,
                        const onepass_tensor *like);
+
+/* Of that shape, contiguous or channels_last; the type is the object's or that of indices. */
+PyObject *new_pooled(const State *state, Call *call, int role, PyObject *object, int ndim,
+                     const int64_t *shape, int channels_last, onepass_device device,
+                     onepass_dtype dtype);
 
 /* object.new_empty(shape, **keywords); consumes the shape. */
 PyObject *new_shaped(const State *state, PyObject *object, PyObject *shape, PyObject *keywords);

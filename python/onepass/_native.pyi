@@ -25,6 +25,7 @@ def setup(
     empty_like: Callable[..., Tensor],
     contiguous: Dict[str, Any],
     float32: Dict[str, Any],
+    int64: Dict[str, Any],
     dtypes: Dict[dtype, Tuple[int, int]],
     /,
 ) -> None: ...
@@ -79,6 +80,20 @@ def l1_norm(x: Tensor, dim: int, by_sum: bool, eps: float, /) -> Optional[Tensor
 def l1_norm_backward(
     dy: Tensor, x: Tensor, dim: int, by_sum: bool, eps: float, /
 ) -> Optional[Tensor]: ...
+def pool(description: Tuple[Any, ...], indices: bool, x: Tensor, /) -> Any: ...
+def pool_backward(
+    description: Tuple[Any, ...],
+    dy: Tensor,
+    shape: Sequence[int],
+    channels_last: bool,
+    indices: Optional[Tensor],
+    x: Optional[Tensor],
+    y: Optional[Tensor],
+    /,
+) -> Optional[Tensor]: ...
+def covers_pool(
+    description: Tuple[Any, ...], dtype: Tuple[int, int], index: int, channels_last: bool, /
+) -> bool: ...
 def avg_pool1d(
     x: Tensor,
     kernel: Union[int, Sequence[int]],

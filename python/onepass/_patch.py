@@ -17,8 +17,10 @@ Choice = Union[str, Type[Module]]
 _TWINS: Dict[Type[Module], Type[Module]] = {
     getattr(torch.nn, name): getattr(nn, name)
     for name in (
-        "AvgPool1d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d",
-        "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "RMSNorm",
+        "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
+        "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d",
+        "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
+        "LPPool1d", "LPPool2d", "LPPool3d", "LayerNorm", "MaxPool1d", "MaxPool2d", "MaxPool3d", "RMSNorm",
     )
     if hasattr(torch.nn, name)
 }

@@ -3,6 +3,8 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <string.h>
+
 #include "_binding.h"
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -133,8 +135,7 @@ PyObject *new_contiguous(const State *state, Call *call, int role, PyObject *obj
   return take_compact(state, call, role, made, tensor);
 }
 
-/* Strides as torch.empty has them with memory_format=torch.channels_last or channels_last_3d. */
-static int is_channels_last(const onepass_tensor *tensor) {
+int is_channels_last(const onepass_tensor *tensor) {
   if (!tensor->strides || tensor->ndim < 4 || tensor->ndim > 5 || tensor->strides[1] != 1) return 0;
   int64_t expected = tensor->shape[1];
   for (int i = tensor->ndim - 1; i >= 0; i--) {
@@ -143,6 +144,19 @@ static int is_channels_last(const onepass_tensor *tensor) {
     expected *= tensor->shape[i];
   }
   return expected > 0;
+}
+
+void write_strides(int ndim, const int64_t *shape, int channels_last, int64_t *strides) {
+  int64_t expected = 1;
+  if (channels_last) {
+    strides[1] = 1;
+    expected = shape[1];
+  }
+  for (int i = ndim - 1; i >= 0; i--) {
+    if (channels_last && i == 1) continue;
+    strides[i] = expected;
+    expected *= shape[i];
+  }
 }
 
 PyObject *new_by_channel(const State *state, Call *call, int role, PyObject *object,
@@ -158,5 +172,45 @@ PyObject *new_shaped(const State *state, PyObject *object, PyObject *shape, PyOb
   Py_XDECREF(method);
   Py_XDECREF(args);
   Py_XDECREF(shape);
+  return made;
+}
+
+static PyObject *new_tuple(int count, const int64_t *lengths) {
+  PyObject *tuple = PyTuple_New(count);
+  for (int i = 0; tuple && i < count; i++)
+    PyTuple_SetItem(tuple, i, PyLong_FromLongLong(lengths[i]));
+  return tuple;
+}
+
+static PyObject *new_strided(const State *state, PyObject *object, PyObject *shape,
+                             PyObject *strides, PyObject *keywords) {
+  PyObject *args = shape && strides ? PyTuple_Pack(2, shape, strides) : NULL;
+  PyObject *method = PyObject_GetAttr(object, state->name_new_empty_strided);
+  PyObject *made = args && method ? PyObject_Call(method, args, keywords) : NULL;
+  Py_XDECREF(method);
+  Py_XDECREF(args);
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  return made;
+}
+
+PyObject *new_pooled(const State *state, Call *call, int role, PyObject *object, int ndim,
+                     const int64_t *shape, int channels_last, onepass_device device,
+                     onepass_dtype dtype) {
+  View *view = &call->views[role];
+  PyObject *keywords = role == INDICES ? state->int64 : NULL;
+  memcpy(view->shape, shape, sizeof *shape * ndim);
+  write_strides(ndim, shape, channels_last, view->strides);
+  view->tensor = (onepass_tensor){.device = device,
+                                  .ndim = ndim,
+                                  .dtype = dtype,
+                                  .shape = view->shape,
+                                  .strides = channels_last ? view->strides : NULL};
+  PyObject *made = channels_last ? new_strided(state, object, new_tuple(ndim, shape),
+                                               new_tuple(ndim, view->strides), keywords)
+                                 : new_shaped(state, object, new_tuple(ndim, shape), keywords);
+  if (!made) return NULL;
+  call->present |= 1u << role;
+  if (read_address(state, made, &view->tensor.data) != 0) Py_CLEAR(made);
   return made;
 }

@@ -76,8 +76,9 @@ _native.setup(
     torch.empty_like,
     {"memory_format": torch.contiguous_format},
     {"dtype": torch.float32},
+    {"dtype": torch.int64},
     {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16),
-     torch.bfloat16: (4, 16)},
+     torch.bfloat16: (4, 16), torch.int64: (0, 64)},
 )
 
 # Elements. On a GPU both operators are done with a MiB sooner than Python is with recording it.

@@ -15,9 +15,11 @@ from . import functional
 from ._norms import activation_code
 
 __all__ = [
-    "AddLayerNorm", "AddRMSNorm", "AvgPool1d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
-    "FrobeniusNorm", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "L1Norm", "L2Norm",
-    "LayerNorm", "RMSNorm",
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AddLayerNorm", "AddRMSNorm", "AvgPool1d", "AvgPool2d",
+    "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelRMSNorm", "FrobeniusNorm",
+    "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "L1Norm", "L2Norm", "LPPool1d",
+    "LPPool2d", "LayerNorm", "MaxPool1d", "MaxPool2d", "MaxPool3d", "RMSNorm",
 ]
 
 # ---- Activations --------------------------------------------------------------------------------
@@ -152,6 +154,21 @@ class AddRMSNorm(RMSNorm):
     def forward(self, input: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
         return functional.add_rms_norm(input, residual, self.normalized_shape, self.weight, self.eps,
                                        self.activation)
+
+
+class ChannelRMSNorm(RMSNorm):
+    """RMSNorm over dim 1 of (N, C, ...): ChannelRMSNorm(num_channels, eps, elementwise_affine)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            y = torch.rms_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.eps)
+            y = y.movedim(-1, 1)
+            if self.activation is not None:
+                y = _activate_in_script(y, self.activation)
+            return y
+        else:
+            return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, dim=1,
+                                       activation=self.activation)
 
 
 # ---- By channel ---------------------------------------------------------------------------------
@@ -312,3 +329,145 @@ class AvgPool1d(torch.nn.AvgPool1d):
             return functional.avg_pool1d(
                 input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
                 self.count_include_pad)
+
+
+class AvgPool2d(torch.nn.AvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.avg_pool2d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad, self.divisor_override)
+        else:
+            return functional.avg_pool2d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad, self.divisor_override)
+
+
+class AvgPool3d(torch.nn.AvgPool3d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.avg_pool3d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad, self.divisor_override)
+        else:
+            return functional.avg_pool3d(
+                input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                self.count_include_pad, self.divisor_override)
+
+
+class MaxPool1d(torch.nn.MaxPool1d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.max_pool1d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation,
+                ceil_mode=self.ceil_mode, return_indices=self.return_indices)
+        else:
+            return functional.max_pool1d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+                self.return_indices)
+
+
+class MaxPool2d(torch.nn.MaxPool2d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.max_pool2d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation,
+                ceil_mode=self.ceil_mode, return_indices=self.return_indices)
+        else:
+            return functional.max_pool2d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+                self.return_indices)
+
+
+class MaxPool3d(torch.nn.MaxPool3d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.max_pool3d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation,
+                ceil_mode=self.ceil_mode, return_indices=self.return_indices)
+        else:
+            return functional.max_pool3d(
+                input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+                self.return_indices)
+
+
+class AdaptiveAvgPool1d(torch.nn.AdaptiveAvgPool1d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_avg_pool1d(input, self.output_size)
+        else:
+            return functional.adaptive_avg_pool1d(input, self.output_size)
+
+
+class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_avg_pool2d(input, self.output_size)
+        else:
+            return functional.adaptive_avg_pool2d(input, self.output_size)
+
+
+class AdaptiveAvgPool3d(torch.nn.AdaptiveAvgPool3d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_avg_pool3d(input, self.output_size)
+        else:
+            return functional.adaptive_avg_pool3d(input, self.output_size)
+
+
+class AdaptiveMaxPool1d(torch.nn.AdaptiveMaxPool1d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_max_pool1d(input, self.output_size, self.return_indices)
+        else:
+            return functional.adaptive_max_pool1d(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool2d(torch.nn.AdaptiveMaxPool2d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_max_pool2d(input, self.output_size, self.return_indices)
+        else:
+            return functional.adaptive_max_pool2d(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool3d(torch.nn.AdaptiveMaxPool3d):
+    def forward(self, input: Tensor):  # noqa: ANN201 - TorchScript infers which
+        if torch.jit.is_scripting():
+            return torch.nn.functional.adaptive_max_pool3d(input, self.output_size, self.return_indices)
+        else:
+            return functional.adaptive_max_pool3d(input, self.output_size, self.return_indices)
+
+
+class LPPool1d(torch.nn.LPPool1d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.lp_pool1d(
+                input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+        else:
+            return functional.lp_pool1d(
+                input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+
+
+class LPPool2d(torch.nn.LPPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.nn.functional.lp_pool2d(
+                input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+        else:
+            return functional.lp_pool2d(
+                input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+
+
+if hasattr(torch.nn, "LPPool3d"):  # from 2.3 on
+
+    class LPPool3d(torch.nn.LPPool3d):
+        def forward(self, input: Tensor) -> Tensor:
+            if torch.jit.is_scripting():
+                return torch.nn.functional.lp_pool3d(
+                    input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+            else:
+                return functional.lp_pool3d(
+                    input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+
+    __all__ += ["LPPool3d"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from conftest import HONEST, REFERENCES, forward
 from onepass.judge.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernelbench"
+TASKS = ("l1_norm", "layer_norm", "avg_pool1d")
 FAST = ["--quick", "--no-compile", "--rounds", "3", "--device", "cpu", "--threads", "2"]
 
 Write = Callable[[str, str], Path]
@@ -91,12 +93,19 @@ def test_no_gpu_is_said(reference: Path) -> None:
 
 
 def test_the_example_suite(tmp_path: Path) -> None:
-    """With sizes that take no time: all are judged or skipped with a reason, and none is wrong."""
-    done = judge(*FAST, "--suite", EXAMPLES, "--sizes", "tiny", "--report", tmp_path / "suite.html", "--json")
+    """With sizes that take no time: all are judged or skipped with a reason, and none is wrong. Of the
+    examples those that have several candidates."""
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    shutil.copy(EXAMPLES / "sizes.json", suite)
+    for task in TASKS:
+        shutil.copy(EXAMPLES / f"{task}.py", suite)
+        shutil.copytree(EXAMPLES / task, suite / task)
+    done = judge(*FAST, "--suite", suite, "--sizes", "tiny", "--report", tmp_path / "suite.html", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     names = {(os.path.basename(line["reference"]), os.path.basename(line["candidate"])) for line in lines}
-    for task in ("l1_norm.py", "layer_norm.py", "avg_pool1d.py"):
-        assert (task, task) in names and (task, "pytorch.py") in names
+    for task in TASKS:
+        assert (f"{task}.py", f"{task}.py") in names and (f"{task}.py", "pytorch.py") in names
     for line in lines:
         assert line["verdict"] not in ("wrong", "broken", "cheating"), line
         assert line["verdict"] != "skipped" or line["reason"] == "needs the device cuda"

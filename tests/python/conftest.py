@@ -116,6 +116,22 @@ PAIRS: Dict[str, Pair] = {
         lambda x: rms_norm_of_torch(x, x.shape[-1:]),
     ),
     "normalize": (onepass.functional.normalize, torch.nn.functional.normalize),
+    "avg_pool2d": (
+        lambda x: onepass.functional.avg_pool2d(x, (1, 2), (1, 2), (0, 1), False, False),
+        lambda x: torch.nn.functional.avg_pool2d(x, (1, 2), (1, 2), (0, 1), False, False),
+    ),
+    "max_pool1d": (
+        lambda x: onepass.functional.max_pool1d(x, 4, 2, 1),
+        lambda x: torch.nn.functional.max_pool1d(x, 4, 2, 1),
+    ),
+    "adaptive_avg_pool2d": (
+        lambda x: onepass.functional.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (2, None)),
+    ),
+    "lp_pool1d": (
+        lambda x: onepass.functional.lp_pool1d(x, 2, 3, 2),
+        lambda x: torch.nn.functional.lp_pool1d(x, 2, 3, 2),
+    ),
     "add_layer_norm": (
         lambda x: sum(onepass.functional.add_layer_norm(x, x * 0.5, x.shape[-1:], activation="gelu")),
         lambda x: torch.nn.functional.gelu(LAYER_NORM[1](x + x * 0.5)) + (x + x * 0.5),

@@ -1,6 +1,8 @@
 """The examples work, at sizes that take no time."""
 
 import importlib.util
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,10 @@ import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-SMALL = {
-    "l1_norm": {"batch_size": 5, "dim": 1023},
-    "layer_norm": {"batch_size": 3, "features": 2, "dim1": 9, "dim2": 11},
-    "avg_pool1d": {"batch_size": 2, "in_channels": 3, "input_length": 100},
-}
+TASKS = sorted(path.stem for path in (EXAMPLES / "kernelbench").glob("*.py"))
+SIZES = json.loads((EXAMPLES / "kernelbench" / "sizes.json").read_text())
+ODD = {"dim": 1023, "dim1": 9, "dim2": 11, "dim3": 13, "input_length": 100, "depth": 7, "height": 23,
+       "width": 25}
 
 
 def load(name: str) -> ModuleType:
@@ -25,10 +26,29 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", SMALL)
+def test_all_tasks_have_sizes() -> None:
+    for name in ("cpu", "tiny"):
+        assert sorted(SIZES[name]) == TASKS
+        for task in TASKS:
+            example = load(task)
+            assert set(SIZES[name][task]) <= set(vars(example))
+            vars(example).update(SIZES[name][task], torch=torch_of_shapes)
+            assert sum(example.get_inputs()) <= 64 << 20
+
+
+class torch_of_shapes:
+    """In place of torch: how many bytes the inputs have."""
+
+    @staticmethod
+    def rand(*shape: int) -> int:
+        return 4 * math.prod(shape)
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_kernelbench(name: str, device: str) -> None:
     example = load(name)
-    vars(example).update(SMALL[name])
+    vars(example).update(SIZES["tiny"][name])
+    vars(example).update({key: value for key, value in ODD.items() if hasattr(example, key)})
     arguments = example.get_init_inputs()
     model, new = example.Model(*arguments).to(device), example.ModelNew(*arguments).to(device)
     new.load_state_dict(model.state_dict())

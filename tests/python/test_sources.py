@@ -18,7 +18,7 @@ IN_PYTHON_38 = {
     "inspect": {"Parameter", "signature"},
     "math": {"inf", "prod"},
     "typing": {"Any", "Callable", "Dict", "Iterable", "Iterator", "List", "NamedTuple", "NoReturn",
-               "Optional", "Sequence", "Tuple", "Type", "Union"},
+               "Optional", "Sequence", "Set", "Tuple", "Type", "Union"},
 }
 
 

@@ -1,0 +1,42 @@
+"""Reference: 1-D max pooling."""
+
+import onepass
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, kernel_size: int, stride: int, padding: int = 0, dilation: int = 1):
+        super().__init__()
+        self.max_pool = nn.MaxPool1d(
+            kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.max_pool(x)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, kernel_size: int, stride: int, padding: int = 0, dilation: int = 1):
+        super().__init__()
+        self.max_pool = onepass.nn.MaxPool1d(
+            kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.max_pool(x)
+
+
+batch_size = 64
+in_channels = 192
+input_length = 65536
+kernel_size = 8
+stride = 1
+padding = 4
+dilation = 3
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_channels, input_length)]
+
+
+def get_init_inputs():
+    return [kernel_size, stride, padding, dilation]
