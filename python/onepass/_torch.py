@@ -129,10 +129,7 @@ _covers_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 # What has kernels on a GPU. Only those ask who have no data to show to the C library, which knows.
 # "fused_..." is with a residual, an activation or both.
-ON_CUDA = {
-    "avg_pool1d", "fused_layer_norm", "fused_rms_norm", "l1_norm", "l1_normalize", "l2_norm", "layer_norm",
-    "rms_norm",
-}
+ON_CUDA = {"avg_pool1d", "l1_norm", "layer_norm"}
 
 
 def has_known_type(tensor: Tensor, name: str) -> bool:

@@ -386,6 +386,8 @@ static onepass_row_gradient finish_backward_row(const work *w, int64_t row) {
     onepass_row_sums *own = sums_of_run(w, cell_of_row(p, row, k));
     own->b =
         gradient.centered ? own->b + gradient.offset * own->a : rstd * (own->b - mean * own->a);
+    /* The one element of a row is its mean; products that were rounded do not say so. */
+    if (p->elements.count == 1 && !p->use_running && isfinite(own->b)) own->b = 0;
   }
   return gradient;
 }
