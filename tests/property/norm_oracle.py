@@ -5,7 +5,7 @@ the rest (weights, residual, activation) is done by the caller, element by eleme
 """
 
 import math
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from oracle import Row, divide, total
 

@@ -18,7 +18,8 @@ import cuda
 
 __all__ = [
     "Array", "AVG_POOL", "CUDA_KERNELS", "DEVICES", "DTYPES", "Device", "Dtype", "FORWARD", "BACKWARD",
-    "I64", "L1_NORM", "LAYER_NORM", "LP_POOL", "MAX_POOL", "MEAN", "SUM", "Norm", "Options", "Pool", "Result", "ROLES", "STATUS",
+    "I64", "L1_NORM", "LAYER_NORM", "LP_POOL", "MAX_POOL", "MEAN", "SUM", "Norm",
+    "Options", "Pool", "Result", "ROLES", "STATUS",
     "compact_strides", "last_message", "lib", "plan_and_run", "pool_length", "round_to",
     "tensors_of", "why_no_cuda",
 ]
