@@ -19,7 +19,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { ROLES = sizeof(onepass_tensors) / sizeof(void *), SMALL = 64 * 1024 };
+enum { ROLES = sizeof(onepass_tensors) / sizeof(void *), SMALL = 16 * 1024 };
 enum {
   X,
   WEIGHT,
