@@ -515,7 +515,9 @@ static void NAME(planes_forward)(const onepass_pool_problem *p, const onepass_bu
     NAME(whole_averages)(p, buffers, begin, end);
     return;
   }
+  /* A stride beyond that would overflow what follows. */
   if (p->windows == ONEPASS_POOL_EVEN && p->tiles == 1 && !p->has_indices &&
+      p->wide.stride <= ONEPASS_POOL_POSITIONS && p->wide.pooled <= ONEPASS_POOL_POSITIONS &&
       (p->wide.pooled + 1) * p->wide.stride + p->wide.extent <= ONEPASS_POOL_POSITIONS / 2) {
     NAME(even_rows)(p, buffers, begin, end, scratch);
     return;
