@@ -123,7 +123,8 @@ static inline bool onepass_norm_by_channel(const onepass_norm_problem *problem) 
 static inline int64_t onepass_norm_channel(const onepass_norm_problem *p, int64_t row,
                                            int64_t element) {
   if (p->op->view == ONEPASS_VIEW_CHANNELS) return row;
-  return row % p->groups * (p->channels / p->groups) + element / p->spatial.count;
+  const int64_t spatial = p->spatial.count ? p->spatial.count : 1; /* 0: there are no elements */
+  return row % p->groups * (p->channels / p->groups) + element / spatial;
 }
 
 /* Activations and their slopes, in double; reference.c. */
