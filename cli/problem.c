@@ -202,7 +202,9 @@ int64_t weight_of(const problem *problem, const view *view, int64_t row, int64_t
   if (problem->op->rows == ROWS_CHANNELS) return row;
   if (problem->op->rows != ROWS_GROUPS) return element;
   int64_t channels = problem->shape[1] / problem->norm.groups; /* of a group */
-  return row % problem->norm.groups * channels + element / (view->length / channels);
+  int64_t spatial =
+      view->length > channels ? view->length / channels : 1; /* or no elements at all */
+  return row % problem->norm.groups * channels + element / spatial;
 }
 
 /* ---- Shapes and layouts ---- */
