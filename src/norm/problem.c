@@ -296,7 +296,8 @@ static onepass_status choose_channels(const onepass_norm *norm, const onepass_no
     for (int axis = 0; axis < x->ndim; axis++) view->inside[axis] = axis != 1;
     return ONEPASS_OK;
   }
-  if (norm->groups < 1 || x->shape[1] % norm->groups) {
+  const int64_t most = x->shape[1] ? x->shape[1] : 1; /* no channels are one group of none */
+  if (norm->groups < 1 || norm->groups > most || x->shape[1] % norm->groups) {
     return onepass_fail(ONEPASS_BAD_SHAPE,
                         "norm.groups = %" PRId64 ": expected a divisor of the %" PRId64
                         " channels of x",
