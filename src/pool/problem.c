@@ -319,7 +319,9 @@ static onepass_status check_types(const onepass_layouts *layouts, bool reference
 static onepass_pool_axis describe_axis(const onepass_pool *pool, const onepass_layouts *layouts,
                                        onepass_role long_role, onepass_role pooled_role, int a) {
   const int at = layouts->of[long_role].ndim - pool->spatial + a;
-  const int64_t dilation = pool->dilation[a] || pool->adaptive ? pool->dilation[a] : 1;
+  /* A single element has no next one, however far away: loops would overflow on their way to it. */
+  const bool spread = pool->adaptive || (pool->dilation[a] && pool->kernel[a] > 1);
+  const int64_t dilation = spread ? pool->dilation[a] : 1;
   onepass_pool_axis axis = {
       .kernel = pool->kernel[a],
       .stride = pool->stride[a],
