@@ -10,8 +10,6 @@ enum { ROWS_SUMMED = 64 }; /* rows whose dweight is summed before double takes o
 
 typedef onepass_norm_work work;
 
-static int64_t least(int64_t a, int64_t b) { return onepass_least(a, b); }
-
 static char *scratch_for(const work *w, int worker) { return onepass_scratch_for(w, worker); }
 
 static onepass_stretch row_at(const work *w, int64_t row) {
@@ -61,14 +59,14 @@ static void forward_packed_row(const work *w, int64_t row, char *packed) {
   const int64_t n = p->elements.count;
   onepass_row_sums sums = {0};
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
-    const int64_t count = least(n - i, ONEPASS_NORM_CHUNK);
+    const int64_t count = onepass_least(n - i, ONEPASS_NORM_CHUNK);
     onepass_merge_forward(p->op->statistic, &sums, (double)i,
                           gather_piece(w, row, i, count, packed), (double)count);
   }
   const onepass_row_scale scale = onepass_scale_row(p, sums);
   onepass_save_row(w, row, &scale);
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
-    apply_piece(w, row, i, least(n - i, ONEPASS_NORM_CHUNK), &scale, packed);
+    apply_piece(w, row, i, onepass_least(n - i, ONEPASS_NORM_CHUNK), &scale, packed);
   }
 }
 
@@ -92,12 +90,12 @@ static void gather_segments(void *context, int worker, int64_t begin, int64_t en
   const int64_t n = w->problem->elements.count;
   for (int64_t segment = begin; segment < end; segment++) {
     const int64_t first = segment * w->problem->segment,
-                  last = least(first + w->problem->segment, n);
+                  last = onepass_least(first + w->problem->segment, n);
     for (int64_t row = 0; row < w->problem->rows.count; row++) {
       onepass_row_sums *sums = sums_of_row(w, row);
       for (int64_t i = first; i < last; i += ONEPASS_NORM_CHUNK) {
-        sums[i / ONEPASS_NORM_CHUNK] =
-            gather_piece(w, row, i, least(last - i, ONEPASS_NORM_CHUNK), scratch_for(w, worker));
+        sums[i / ONEPASS_NORM_CHUNK] = gather_piece(
+            w, row, i, onepass_least(last - i, ONEPASS_NORM_CHUNK), scratch_for(w, worker));
       }
     }
   }
@@ -117,7 +115,7 @@ static void merge_forward_rows(void *context, int worker, int64_t begin, int64_t
     onepass_row_sums *sums = sums_of_row(w, row);
     for (int64_t i = ONEPASS_NORM_CHUNK; i < n; i += ONEPASS_NORM_CHUNK) {
       onepass_merge_forward(p->op->statistic, sums, (double)i, sums[i / ONEPASS_NORM_CHUNK],
-                            (double)least(n - i, ONEPASS_NORM_CHUNK));
+                            (double)onepass_least(n - i, ONEPASS_NORM_CHUNK));
     }
     onepass_row_scale *scale = scale_of_row(w, row);
     *scale = onepass_scale_row(p, *sums);
@@ -135,7 +133,7 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
   const bool has_weights = w->buffers.weight || w->buffers.bias;
   const int64_t piece = has_weights || is_in_scratch(p) ? ONEPASS_NORM_APPLIED : p->segment;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
-    const int64_t first = segment * p->segment, last = least(first + p->segment, n);
+    const int64_t first = segment * p->segment, last = onepass_least(first + p->segment, n);
     for (int64_t i = first; i < last; i += piece) {
       for (int64_t row = 0; row < rows; row++) {
         onepass_row_scale scale = *scale_of_row(w, row);
@@ -144,7 +142,7 @@ static void apply_segments(void *context, int worker, int64_t begin, int64_t end
           scale.soon_x =
               row_start(w, ONEPASS_ROLE_X, more_rows ? row + 1 : 0, more_rows ? i : i + piece);
         }
-        apply_piece(w, row, i, least(last - i, piece), &scale, scratch_for(w, worker));
+        apply_piece(w, row, i, onepass_least(last - i, piece), &scale, scratch_for(w, worker));
       }
     }
   }
@@ -284,13 +282,14 @@ static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
   onepass_row_sums next = {0};
   for (int64_t i = 0; i < n; i += piece) {
-    onepass_merge_backward(&next, gather_backward_piece(w, begin, i, least(n - i, piece), packed));
+    onepass_merge_backward(&next,
+                           gather_backward_piece(w, begin, i, onepass_least(n - i, piece), packed));
   }
   for (int64_t row = begin; row < end; row++) {
     onepass_row_gradient gradient = gradient_of(w, row, next);
     next = (onepass_row_sums){0};
     for (int64_t i = 0; i < n; i += piece) {
-      const int64_t count = least(n - i, piece);
+      const int64_t count = onepass_least(n - i, piece);
       expect_soon(w, &gradient, row + 1 < end ? row + 1 : row, i);
       if (row + 1 == end) {
         apply_backward_piece(w, row, i, count, &gradient, weights, packed);
@@ -316,8 +315,8 @@ static void backward_rows(void *context, int worker, int64_t begin, int64_t end)
   for (int64_t block = begin; block < end; block++) {
     weights.total = (double *)(w->workspace + p->partials_at) + block * 2 * p->elements.count;
     start_weight_sums(w, &weights);
-    backward_some_rows(w, block * p->row_block, least((block + 1) * p->row_block, p->rows.count),
-                       &weights, packed);
+    backward_some_rows(w, block * p->row_block,
+                       onepass_least((block + 1) * p->row_block, p->rows.count), &weights, packed);
     add_recent(w, &weights);
   }
 }
@@ -363,12 +362,12 @@ static void gather_backward_segments(void *context, int worker, int64_t begin, i
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
   for (int64_t segment = begin; segment < end; segment++) {
     const int64_t first = segment * w->problem->segment,
-                  last = least(first + w->problem->segment, n);
+                  last = onepass_least(first + w->problem->segment, n);
     for (int64_t row = 0; row < w->problem->rows.count; row++) {
       onepass_row_sums *sums = sums_of_row(w, row);
       for (int64_t i = first; i < last; i += piece) {
-        sums[i / piece] =
-            gather_backward_piece(w, row, i, least(last - i, piece), scratch_for(w, worker));
+        sums[i / piece] = gather_backward_piece(w, row, i, onepass_least(last - i, piece),
+                                                scratch_for(w, worker));
       }
     }
   }
@@ -411,9 +410,10 @@ static void apply_backward_segments(void *context, int worker, int64_t begin, in
   const int64_t n = w->problem->elements.count;
   for (int64_t segment = end - 1; segment >= begin; segment--) {
     const int64_t first = segment * w->problem->segment;
-    const int64_t last = least(first + w->problem->segment, n);
+    const int64_t last = onepass_least(first + w->problem->segment, n);
     for (int64_t i = first; i < last; i += ONEPASS_NORM_APPLIED) {
-      apply_backward_columns(w, i, least(i + ONEPASS_NORM_APPLIED, last), scratch_for(w, worker));
+      apply_backward_columns(w, i, onepass_least(i + ONEPASS_NORM_APPLIED, last),
+                             scratch_for(w, worker));
     }
   }
 }
@@ -436,7 +436,7 @@ static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
   const int64_t size = onepass_type_size(p->type);
   double *scratch = (double *)scratch_for(w, worker);
   for (int64_t task = begin; task < end; task++) {
-    const int64_t first = task % strips * p->strip, width = least(p->strip, lanes - first);
+    const int64_t first = task % strips * p->strip, width = onepass_least(p->strip, lanes - first);
     char *at[ONEPASS_ROLE_COUNT] = {NULL};
     for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
       if (!(w->plan->layouts.present & ONEPASS_WHOLE_ROLES & ONEPASS_BIT(role))) continue;

@@ -3,6 +3,7 @@
 #ifndef ONEPASS_NORM_CPU_H
 #define ONEPASS_NORM_CPU_H
 
+#include "core/numbers.h"
 #include "norm/norm.h"
 
 /* A row's sums are gathered in chunks of this many elements, always counted from the row's start,
@@ -21,8 +22,6 @@ enum { ONEPASS_NORM_APPLIED = 1024 };
 static inline bool onepass_sums_weights(const onepass_layouts *layouts) {
   return onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) || onepass_has(layouts, ONEPASS_ROLE_DBIAS);
 }
-
-static inline int64_t onepass_divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* The merged sums of a row, or those of one chunk.
  *             forward               backward

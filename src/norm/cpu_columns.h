@@ -150,5 +150,3 @@ static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_s
     })
   }
 }
-
-#undef FOR_EACH_VECTOR

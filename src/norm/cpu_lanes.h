@@ -2,19 +2,6 @@
  * side by side; `positions` are what is summed over, each with its elements dense in memory, `at` elements
  * from the start. Sums are per lane, in the type of sums for a block of positions, in double beyond. */
 
-#define FOR_EACH_VECTOR(width, body)   \
-  {                                    \
-    int64_t j = 0;                     \
-    for (; j + W <= (width); j += W) { \
-      const int64_t here = W;          \
-      body                             \
-    }                                  \
-    if (j < (width)) {                 \
-      const int64_t here = (width)-j;  \
-      body                             \
-    }                                  \
-  }
-
 /* One lane of a block, in double, where the type of sums does not do. */
 NEVER_INLINE onepass_row_sums NAME(lane_in_double)(const T *x, const int64_t *at, int64_t count) {
   onepass_row_sums sums = {0};

@@ -20,8 +20,6 @@ typedef struct onepass_stretch {
   const onepass_walk *elements;
 } onepass_stretch;
 
-static inline int64_t onepass_least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static inline char *onepass_scratch_for(const onepass_norm_work *w, int worker) {
   if (!w->problem->scratch_size) return NULL;
   return w->workspace + w->problem->scratch_at + (size_t)worker * w->problem->scratch_size;
@@ -47,6 +45,7 @@ static inline int onepass_pieces_kept(const onepass_norm_problem *p) {
 }
 
 static inline char *onepass_piece_at(const onepass_norm_problem *p, char *scratch, int piece) {
+  if (!scratch) return NULL;
   if (piece > onepass_pieces_kept(p)) piece = onepass_pieces_kept(p); /* the rest of the scratch */
   return scratch + (size_t)piece * onepass_piece_bytes(p);
 }

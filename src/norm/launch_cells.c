@@ -27,16 +27,6 @@ typedef struct choice {
   onepass_cells_launch *l;
 } choice;
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up_to(int64_t a, int64_t step) { return onepass_divide_up(a, step) * step; }
-
-static int64_t power_of_two_from(int64_t a) {
-  int64_t power = 1;
-  while (power < a) power *= 2;
-  return power;
-}
-
 static bool is_grouped(const choice *c) { return c->p->op->view == ONEPASS_VIEW_GROUPS; }
 
 /* ---- What the strides allow ------------------------------------------------------------------ */
@@ -96,14 +86,16 @@ static bool choose_runs(choice *c) {
   const int64_t slots = onepass_divide_up(c->spatial + c->vec - 1, c->vec);
   l->slice = c->spatial;
   if (slots <= MOST_WARP_SLOTS) {
-    l->team = (int32_t)least(power_of_two_from(onepass_divide_up(slots, TEAM_SLOTS)), WARP);
+    l->team = (int32_t)onepass_least(
+        onepass_power_of_two_from(onepass_divide_up(slots, TEAM_SLOTS)), WARP);
   } else {
     const int64_t in_row = is_grouped(c) ? c->channels / c->p->groups : c->batches;
     const int64_t share = onepass_divide_up(c->spatial, onepass_divide_up(8 * c->chip, c->cells));
     l->team = BLOCK;
-    l->slice = least(most(share, TEAM_SLOTS * BLOCK * c->vec), 8 * TEAM_SLOTS * BLOCK * c->vec);
-    l->slice = most(l->slice, onepass_divide_up(c->spatial * in_row, MOST_PARTS_OF_ROW));
-    l->slice = up_to(l->slice, BLOCK * c->vec);
+    l->slice = onepass_least(onepass_most(share, TEAM_SLOTS * BLOCK * c->vec),
+                             8 * TEAM_SLOTS * BLOCK * c->vec);
+    l->slice = onepass_most(l->slice, onepass_divide_up(c->spatial * in_row, MOST_PARTS_OF_ROW));
+    l->slice = onepass_round_up(l->slice, BLOCK * c->vec);
   }
   l->segments = onepass_divide_up(c->spatial, l->slice);
   l->parts = c->batches * l->segments;
@@ -120,7 +112,7 @@ static bool choose_runs(choice *c) {
 static int64_t lanes_across(const choice *c, int64_t packs, int64_t vec) {
   int64_t lanes = WARP;
   while (lanes > 1) {
-    const int64_t all = up_to(packs, lanes);
+    const int64_t all = onepass_round_up(packs, lanes);
     const bool idle = 8 * (all - packs) > all && lanes / 2 * vec * c->size >= SECTOR;
     if (lanes / 2 < packs && !idle) break;
     lanes /= 2;
@@ -132,7 +124,8 @@ static int64_t lanes_across(const choice *c, int64_t packs, int64_t vec) {
 static int64_t positions_of_block(int64_t positions, int64_t threads, int64_t others,
                                   int64_t blocks, int64_t fewest, int64_t most_of_thread) {
   const int64_t share = onepass_divide_up(positions, onepass_divide_up(blocks, others));
-  return up_to(least(most(share, fewest * threads), most_of_thread * threads), threads);
+  return onepass_round_up(
+      onepass_least(onepass_most(share, fewest * threads), most_of_thread * threads), threads);
 }
 
 static bool choose_lanes(choice *c) {
@@ -149,7 +142,8 @@ static bool choose_lanes(choice *c) {
   const int64_t batches = l->as_one ? 1 : c->batches, threads = BLOCK / l->team;
   const int64_t strips = onepass_divide_up(packs, l->team), others = strips * batches;
   l->slice = positions_of_block(l->positions, threads, others, 4 * c->chip, 8, 64);
-  l->slice = most(l->slice, up_to(onepass_divide_up(l->positions, 1 << 20), threads));
+  l->slice =
+      onepass_most(l->slice, onepass_round_up(onepass_divide_up(l->positions, 1 << 20), threads));
   l->segments = onepass_divide_up(l->positions, l->slice);
   l->parts = batches * l->segments;
   l->gather_grid = strips * l->parts;
@@ -167,7 +161,7 @@ static bool choose_strided(choice *c) {
   l->positions = l->slice = c->spatial;
   l->segments = 1;
   l->parts = c->batches;
-  l->gather_grid = l->apply_grid = least(c->cells, 16 * c->chip);
+  l->gather_grid = l->apply_grid = onepass_least(c->cells, 16 * c->chip);
   return true;
 }
 
@@ -187,10 +181,12 @@ static void choose_merge(choice *c) {
   onepass_cells_launch *l = c->l;
   if (is_grouped(c)) {
     const int64_t width = c->channels / c->p->groups;
-    const int64_t team = least(power_of_two_from(most(1, width * l->segments)), WARP);
+    const int64_t team =
+        onepass_least(onepass_power_of_two_from(onepass_most(1, width * l->segments)), WARP);
     l->merge_team = (int32_t)team;
-    l->merge_cell = (int32_t)most(
-        1, least(power_of_two_from(l->segments), team / least(team, power_of_two_from(width))));
+    l->merge_cell = (int32_t)onepass_most(
+        1, onepass_least(onepass_power_of_two_from(l->segments),
+                         team / onepass_least(team, onepass_power_of_two_from(width))));
     l->merge_grid = onepass_divide_up(c->batches * c->p->groups, BLOCK / team);
     if (sums_weights(c) || moves_running(c))
       l->sum_grid = onepass_divide_up(c->channels, MERGE_LANES);
@@ -201,7 +197,7 @@ static void choose_merge(choice *c) {
 
 static size_t reserve(onepass_cells_launch *l, int64_t bytes) {
   const size_t at = l->workspace;
-  l->workspace += (size_t)up_to(bytes, 256);
+  l->workspace += (size_t)onepass_round_up(bytes, 256);
   return at;
 }
 

@@ -59,16 +59,6 @@ typedef struct choice {
   onepass_norm_launch *l;
 } choice;
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up_to(int64_t a, int64_t step) { return onepass_divide_up(a, step) * step; }
-
-static int64_t power_of_two_from(int64_t a) {
-  int64_t power = 1;
-  while (power < a) power *= 2;
-  return power;
-}
-
 /* ---- What the strides allow ------------------------------------------------------------------ */
 
 enum { WHOLE_ROLES = 7 };
@@ -131,7 +121,7 @@ static bool takes_vectors(const choice *c) {
 
 static size_t reserve(onepass_norm_launch *l, int64_t bytes) {
   const size_t at = l->workspace;
-  l->workspace += (size_t)up_to(bytes, 256);
+  l->workspace += (size_t)onepass_round_up(bytes, 256);
   return at;
 }
 
@@ -149,7 +139,7 @@ static bool are_like_sums(const choice *c) {
 static void reserve_parts(const choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
-  l->adders = (int32_t)least(power_of_two_from(onepass_divide_up(parts, 8)), WARP);
+  l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 8)), WARP);
   l->direct = c->summed && parts == 1 && are_like_sums(c);
   if (!c->summed || l->direct) return;
   l->launches++;
@@ -173,19 +163,20 @@ static bool choose_warps(choice *c) {
   if (c->fused && c->p->backward) return false;
   /* Several packs a lane are several loads under way; a row's lanes still read 128 bytes at once.
    * Backward a lane has sums of its columns, so it has few. */
-  const int64_t lanes_worth = c->p->backward && l->width ? WARP : most(1, 128 / (vec * c->size));
+  const int64_t lanes_worth =
+      c->p->backward && l->width ? WARP : onepass_most(1, 128 / (vec * c->size));
   l->packs = 1;
-  while (l->packs < least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
+  while (l->packs < onepass_least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
     l->packs *= 2;
   }
   while (packs_of_row > WARP * l->packs) l->packs *= 2;
   if (c->fused) l->packs = (int32_t)most_packs; /* there is one kernel of each width */
-  l->team = (int32_t)power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
+  l->team = (int32_t)onepass_power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
   l->block = WARPS_THREADS;
   const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team);
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
-  l->grid =
-      c->summed ? least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors) : blocks;
+  l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
+                      : blocks;
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
@@ -223,13 +214,13 @@ static bool choose_blocks(choice *c) {
   const int64_t packs = packs_reached(c, c->n);
   if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_PACKS * BLOCKS_MOST_THREADS) {
     l->packs = BLOCKS_PACKS;
-    l->block = (int32_t)up_to(onepass_divide_up(packs, BLOCKS_PACKS), WARP);
+    l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, BLOCKS_PACKS), WARP);
     l->broad = l->block > (c->size == 2 ? 128 : 256); /* blocks_early_threads in cuda_blocks.cuh */
     return true;
   }
   if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_MANY_PACKS * BLOCKS_MOST_THREADS) {
     l->packs = BLOCKS_MANY_PACKS;
-    l->block = (int32_t)up_to(onepass_divide_up(packs, BLOCKS_MANY_PACKS), WARP);
+    l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, BLOCKS_MANY_PACKS), WARP);
     /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
     if (l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
     return true;
@@ -237,8 +228,10 @@ static bool choose_blocks(choice *c) {
   if (!scaled_only) return false;
   const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
-  l->block = (int32_t)least(up_to(onepass_divide_up(packs, held), WARP), WIDE_MOST_THREADS);
-  l->chunks = (int32_t)least(most(0, onepass_divide_up(packs, l->block) - held), 1024);
+  l->block = (int32_t)onepass_least(onepass_round_up(onepass_divide_up(packs, held), WARP),
+                                    WIDE_MOST_THREADS);
+  l->chunks =
+      (int32_t)onepass_least(onepass_most(0, onepass_divide_up(packs, l->block) - held), 1024);
   l->shared = (size_t)l->chunks * (size_t)l->block * 16;
   return (int64_t)l->shared <= c->device->shared_block - 2048;
 }
@@ -248,7 +241,7 @@ static bool choose_blocks(choice *c) {
 /* Rows that a block, or a team of blocks, has start at the same place of a sector: its weights wait in
  * registers. The most such blocks, up to `most_blocks`; 0 if there are none. */
 static int64_t blocks_in_phase(const choice *c, int64_t most_blocks) {
-  const int64_t blocks = least(most_blocks, c->rows);
+  const int64_t blocks = onepass_least(most_blocks, c->rows);
   if (c->l->width == ONEPASS_NORM_VECTOR || blocks == c->rows) return blocks;
   const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % SECTOR * c->size;
   int64_t period = 1;
@@ -265,7 +258,7 @@ static int64_t ring_packs(const choice *c, bool broad) {
 static bool fit_ring(choice *c, bool broad) {
   onepass_norm_launch *l = c->l;
   const int64_t packs = ring_packs(c, broad), needed = packs_reached(c, c->n);
-  const int64_t threads = up_to(onepass_divide_up(needed, packs), WARP);
+  const int64_t threads = onepass_round_up(onepass_divide_up(needed, packs), WARP);
   const bool small = !c->p->backward && !broad, large = c->p->backward && broad && c->size != 4;
   if (threads > (small || large ? RING_FEW_THREADS : RING_MOST_THREADS)) return false;
   const int64_t slots = c->p->backward ? 2 * RING_BACKWARD : RING_FORWARD;
@@ -276,12 +269,14 @@ static bool fit_ring(choice *c, bool broad) {
   if ((int64_t)l->shared > c->device->shared_block - 2048) return false;
   /* By their launch bounds the kernels have no more registers than this. */
   const int64_t registers = small && c->size < 8 ? 80 : small || large ? 168 : 128;
-  const int64_t resident = least(REGISTERS / (registers * threads),
-                                 c->device->shared_multiprocessor / ((int64_t)l->shared + 2048));
-  int64_t blocks = most(1, resident) * c->device->multiprocessors;
+  const int64_t resident =
+      onepass_least(REGISTERS / (registers * threads),
+                    c->device->shared_multiprocessor / ((int64_t)l->shared + 2048));
+  int64_t blocks = onepass_most(1, resident) * c->device->multiprocessors;
   /* Of few rows, several a block: each block's sums of dweight and dbias are written and read again. */
   if (c->summed) {
-    blocks = least(blocks, most(c->device->multiprocessors, onepass_divide_up(c->rows, 4)));
+    blocks = onepass_least(blocks,
+                           onepass_most(c->device->multiprocessors, onepass_divide_up(c->rows, 4)));
   }
   l->grid = blocks_in_phase(c, blocks);
   l->launches = 1;
@@ -328,20 +323,20 @@ static bool choose_stream(choice *c) {
   /* As many teams as the chip has room for, each as large as that leaves it. */
   const int64_t needed = onepass_divide_up(c->n, longest);
   if (needed > chip) return false;
-  const int64_t wanted =
-      least(chip / least(chip / needed, c->rows), onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
-  l->slice = up_to(onepass_divide_up(c->n, most(needed, wanted)), line);
+  const int64_t wanted = onepass_least(chip / onepass_least(chip / needed, c->rows),
+                                       onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
+  l->slice = onepass_round_up(onepass_divide_up(c->n, onepass_most(needed, wanted)), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
   const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
-  const int64_t ring = least((c->device->shared_block - STREAM_MEMORY) / slot,
-                             STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
+  const int64_t ring = onepass_least((c->device->shared_block - STREAM_MEMORY) / slot,
+                                     STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
   l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
   if (l->lookahead < 1) return false;
   l->shared = (size_t)(ring * slot);
   const int64_t teams =
-      c->moments ? blocks_in_phase(c, chip / l->team) : least(chip / l->team, c->rows);
+      c->moments ? blocks_in_phase(c, chip / l->team) : onepass_least(chip / l->team, c->rows);
   if (teams < 1) return false;
   l->grid = teams * l->team;
   l->block = STREAM_THREADS;
@@ -363,7 +358,7 @@ static bool choose_passes(choice *c) {
   /* Fused ones have no loops for tensors that lie differently. */
   if (c->fused && !l->width && (c->p->backward || !rows_are_alike(c))) return false;
   const int64_t share = onepass_divide_up(c->n, onepass_divide_up(16 * chip, c->rows));
-  l->slice = up_to(least(most(share, 4096), INT32_MAX / 4), 1024);
+  l->slice = onepass_round_up(onepass_least(onepass_most(share, 4096), INT32_MAX / 4), 1024);
   l->segments = onepass_divide_up(c->n, l->slice);
   l->grid = c->rows * l->segments;
   l->block = PASSES_BLOCK;
@@ -375,7 +370,7 @@ static bool choose_passes(choice *c) {
     const int64_t pieces = onepass_divide_up(c->n, width);
     /* Without sums over rows, each row is a group. */
     const int64_t groups =
-        c->summed ? least(c->rows, onepass_divide_up(8 * chip, pieces)) : c->rows;
+        c->summed ? onepass_least(c->rows, onepass_divide_up(8 * chip, pieces)) : c->rows;
     l->row_group = onepass_divide_up(c->rows, groups);
     l->apply_grid = onepass_divide_up(c->rows, l->row_group) * pieces;
   } else {
@@ -412,7 +407,7 @@ static bool choose_columns(choice *c) {
   if (!lanes_are_dense(c)) return false;
   const onepass_walk *rows = &c->p->rows;
   const int64_t inner = rows->size[rows->ndim - 1];
-  const int64_t pack = least(c->vec, 4); /* more would not fit in the registers */
+  const int64_t pack = onepass_least(c->vec, 4); /* more would not fit in the registers */
   bool vector = inner % pack == 0 && rows_are_aligned(c, pack, 1);
   for (int i = 0; i < WHOLE_ROLES; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) && c->n > 1 &&
@@ -452,12 +447,13 @@ static bool choose_strided(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   l->block = STRIDED_BLOCK;
-  l->grid = least(c->rows, 16 * chip);
+  l->grid = onepass_least(c->rows, 16 * chip);
   l->launches = 1;
   if (c->summed) {
-    const int64_t pieces = most(1, onepass_divide_up(c->n, STRIDED_BLOCK));
-    const int64_t rows = most(1, c->rows);
-    l->row_group = onepass_divide_up(rows, least(rows, onepass_divide_up(8 * chip, pieces)));
+    const int64_t pieces = onepass_most(1, onepass_divide_up(c->n, STRIDED_BLOCK));
+    const int64_t rows = onepass_most(1, c->rows);
+    l->row_group =
+        onepass_divide_up(rows, onepass_least(rows, onepass_divide_up(8 * chip, pieces)));
     const int64_t groups = onepass_divide_up(c->rows, l->row_group);
     l->apply_grid = groups * pieces;
     l->launches = 3;

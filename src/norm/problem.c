@@ -10,18 +10,24 @@
 #define RUNNING      (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define SAVED_ROLES  (BIT(MEAN) | BIT(RSTD)) /* shaped as the rows */
 
-/* What the operators that take weights have in common. */
-#define FORWARD_WITH(optional_roles)                           \
-  {                                                            \
-    .required = BIT(X) | BIT(Y), .optional = (optional_roles), \
-    .written = BIT(Y) | BIT(SUM) | SAVED_ROLES                 \
-  }
-#define BACKWARD_WITH(saved_roles, optional_roles)                                        \
-  {                                                                                       \
-    .required = BIT(X) | BIT(DY) | BIT(DX) | (saved_roles), .optional = (optional_roles), \
-    .written = BIT(DX) | BIT(DWEIGHT) | BIT(DBIAS)                                        \
-  }
-#define FUSED BIT(RESIDUAL) | BIT(SUM)
+#define FUSED (BIT(RESIDUAL) | BIT(SUM))
+
+/* What those that work with moments have in common: `saved` is what backward needs of a row. */
+#define BY_MOMENTS(saved, weights_forward, weights_backward, more_forward)              \
+  .statistic = ONEPASS_STATISTIC_MOMENTS,                                               \
+  .forward = {.required = BIT(X) | BIT(Y),                                              \
+              .optional = (saved) | (weights_forward) | (more_forward),                 \
+              .written = BIT(Y) | BIT(SUM) | SAVED_ROLES},                              \
+  .backward = {.required = BIT(X) | BIT(DY) | BIT(DX) | (saved),                        \
+               .optional = (weights_backward) | ((more_forward)&FUSED ? BIT(DSUM) : 0), \
+               .written = BIT(DX) | BIT(DWEIGHT) | BIT(DBIAS)},                         \
+  .reference_forward = onepass_norm_moments_forward,                                    \
+  .reference_backward = onepass_norm_moments_backward
+
+/* And those that have a mean, a weight and a bias, too. */
+#define WITH_MEAN(more_forward)                                           \
+  .takes_fusions = true, BY_MOMENTS(SAVED_ROLES, BIT(WEIGHT) | BIT(BIAS), \
+                                    BIT(WEIGHT) | BIT(DWEIGHT) | BIT(DBIAS), more_forward)
 
 static const onepass_norm_operator operators[] = {
     [ONEPASS_L1_NORM] = {.name = "l1_norm",
@@ -32,53 +38,22 @@ static const onepass_norm_operator operators[] = {
                          .backward = {.required = BIT(X) | BIT(DY) | BIT(DX), .written = BIT(DX)},
                          .reference_forward = onepass_norm_l1_forward,
                          .reference_backward = onepass_norm_l1_backward},
-    [ONEPASS_LAYER_NORM] = {.name = "layer_norm",
-                            .statistic = ONEPASS_STATISTIC_MOMENTS,
-                            .trailing_axes = true,
-                            .takes_fusions = true,
-                            .forward = FORWARD_WITH(BIT(WEIGHT) | BIT(BIAS) | SAVED_ROLES | FUSED),
-                            .backward = BACKWARD_WITH(
-                                SAVED_ROLES, BIT(WEIGHT) | BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSUM)),
-                            .reference_forward = onepass_norm_moments_forward,
-                            .reference_backward = onepass_norm_moments_backward},
+    [ONEPASS_LAYER_NORM] = {.name = "layer_norm", .trailing_axes = true, WITH_MEAN(FUSED)},
     [ONEPASS_L2_NORM] = {.name = "l2_norm",
-                         .statistic = ONEPASS_STATISTIC_MOMENTS,
                          .denominator = ONEPASS_BY_LENGTH,
                          .takes_clamp = true,
-                         .forward = FORWARD_WITH(BIT(RSTD)),
-                         .backward = BACKWARD_WITH(BIT(RSTD), 0),
-                         .reference_forward = onepass_norm_moments_forward,
-                         .reference_backward = onepass_norm_moments_backward},
+                         BY_MOMENTS(BIT(RSTD), 0, 0, 0)},
     [ONEPASS_RMS_NORM] = {.name = "rms_norm",
-                          .statistic = ONEPASS_STATISTIC_MOMENTS,
                           .denominator = ONEPASS_BY_RMS,
                           .trailing_axes = true,
                           .takes_fusions = true,
-                          .forward = FORWARD_WITH(BIT(WEIGHT) | BIT(RSTD) | FUSED),
-                          .backward =
-                              BACKWARD_WITH(BIT(RSTD), BIT(WEIGHT) | BIT(DWEIGHT) | BIT(DSUM)),
-                          .reference_forward = onepass_norm_moments_forward,
-                          .reference_backward = onepass_norm_moments_backward},
+                          BY_MOMENTS(BIT(RSTD), BIT(WEIGHT), BIT(WEIGHT) | BIT(DWEIGHT), FUSED)},
     [ONEPASS_GROUP_NORM] = {.name = "group_norm",
-                            .statistic = ONEPASS_STATISTIC_MOMENTS,
                             .view = ONEPASS_VIEW_GROUPS,
-                            .takes_fusions = true,
-                            .forward = FORWARD_WITH(BIT(WEIGHT) | BIT(BIAS) | SAVED_ROLES | FUSED |
-                                                    RUNNING),
-                            .backward = BACKWARD_WITH(
-                                SAVED_ROLES, BIT(WEIGHT) | BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSUM)),
-                            .reference_forward = onepass_norm_moments_forward,
-                            .reference_backward = onepass_norm_moments_backward},
+                            WITH_MEAN(FUSED | RUNNING)},
     [ONEPASS_BATCH_NORM] = {.name = "batch_norm",
-                            .statistic = ONEPASS_STATISTIC_MOMENTS,
                             .view = ONEPASS_VIEW_CHANNELS,
-                            .takes_fusions = true,
-                            .forward = FORWARD_WITH(BIT(WEIGHT) | BIT(BIAS) | SAVED_ROLES | FUSED |
-                                                    RUNNING),
-                            .backward = BACKWARD_WITH(
-                                SAVED_ROLES, BIT(WEIGHT) | BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSUM)),
-                            .reference_forward = onepass_norm_moments_forward,
-                            .reference_backward = onepass_norm_moments_backward},
+                            WITH_MEAN(FUSED | RUNNING)},
 };
 
 /* Each element is read before it is written over. */

@@ -233,8 +233,9 @@ static bool choose_planes(onepass_plan *plan, int threads) {
 
 static void do_tasks(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
-  w->problem->task(w->problem, w->buffers, begin, end,
-                   w->workspace + (size_t)worker * w->problem->scratch_size);
+  const size_t size = w->problem->scratch_size;
+  char *scratch = size ? w->workspace + (size_t)worker * size : NULL;
+  w->problem->task(w->problem, w->buffers, begin, end, scratch);
 }
 
 static void run_planes(const onepass_plan *plan, const onepass_buffers *buffers, void *workspace) {

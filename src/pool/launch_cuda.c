@@ -1,4 +1,5 @@
 /* Which kernel and how many blocks a pooling takes on a GPU: a pure function of the problem. */
+#include "core/numbers.h"
 #include "core/plan.h"
 
 enum {
@@ -9,10 +10,6 @@ enum {
   WIDE_OUTPUTS = 8,       /* of a thread, by doubling */
   LONGEST_DOUBLED = 32768 /* bytes of sums, which leave room for half as much */
 };
-
-static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
@@ -48,13 +45,14 @@ int64_t onepass_pool_outputs(const onepass_pool_problem *p) {
 /* A thread for each slot of 16 bytes that a line's outputs may lie in, wherever they start. */
 static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int64_t vec = 16 / onepass_type_size(p->type);
-  const int64_t slots = divide_up(onepass_pool_outputs(p) + vec - 1, vec);
-  const int64_t tiles = slots <= BLOCK ? 1 : divide_up(slots, BLOCK * SLOTS);
-  l->tiles = (int32_t)least(tiles, INT32_MAX);
+  const int64_t slots = onepass_divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+  const int64_t tiles = slots <= BLOCK ? 1 : onepass_divide_up(slots, BLOCK * SLOTS);
+  l->tiles = (int32_t)onepass_least(tiles, INT32_MAX);
   l->lanes = slots > BLOCK ? 0 : 1;
   while (l->lanes && l->lanes < slots) l->lanes *= 2;
   l->lines_of_block = l->lanes ? BLOCK / l->lanes : 0;
-  l->grid = slots > BLOCK ? tiles * p->planes.count : divide_up(p->planes.count, l->lines_of_block);
+  l->grid = slots > BLOCK ? tiles * p->planes.count
+                          : onepass_divide_up(p->planes.count, l->lines_of_block);
 }
 
 /* Shared memory for the inputs of a tile of outputs. */
@@ -73,19 +71,20 @@ static bool choose_flat(const onepass_pool_problem *p, onepass_pool_launch *l) {
   const int role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
   if (p->planes.ndim > 1 || (lines > 1 && p->planes.stride[role][0] != outputs)) return false;
   if (lines == 0 || outputs == 0 || p->wide.length > limit || p->wide.padding > limit ||
-      p->wide.kernel > MOST_TERMS || p->wide.stride > limit / most(1, p->wide.pooled)) {
+      p->wide.kernel > MOST_TERMS || p->wide.stride > limit / onepass_most(1, p->wide.pooled)) {
     return false;
   }
   const bool is_window = !p->backward || (p->wide.stride == 1 && onepass_pool_is_uniform(p));
   l->name =
       is_window ? of_kernel[p->wide.kernel <= 8 ? p->wide.kernel : 0] : "windows_flat_backward";
-  l->grid = divide_up(outputs * lines + vec - 1, vec * BLOCK);
+  l->grid = onepass_divide_up(outputs * lines + vec - 1, vec * BLOCK);
   l->flat = true;
   return true;
 }
 
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
-  const int64_t terms = p->backward ? divide_up(p->wide.kernel, p->wide.stride) : p->wide.kernel;
+  const int64_t terms =
+      p->backward ? onepass_divide_up(p->wide.kernel, p->wide.stride) : p->wide.kernel;
   const int64_t lines = p->planes.count, outputs = onepass_pool_outputs(p);
   const int64_t size = onepass_type_size(onepass_type_of_sums(p->type));
   const bool overlaps =
@@ -103,12 +102,13 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     const int64_t room = 96 * 1024 / (2 * size) - p->wide.kernel,
                   step = p->backward ? 1 : p->wide.stride;
     l->name = "windows_doubled";
-    l->tile = (int32_t)most(1, least(least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
-    l->grid = divide_up(outputs, l->tile) * lines;
+    l->tile = (int32_t)onepass_most(
+        1, onepass_least(onepass_least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
+    l->grid = onepass_divide_up(outputs, l->tile) * lines;
     l->shared = (size_t)(2 * ((l->tile - 1) * step + p->wide.kernel) * size);
   } else if (!p->backward) {
     l->name = "windows_warp";
-    l->grid = divide_up(outputs * lines, BLOCK / WARP);
+    l->grid = onepass_divide_up(outputs * lines, BLOCK / WARP);
   } else {
     l->name = "windows_any";
     l->many_terms = true;
@@ -130,6 +130,6 @@ bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
   launch->kernel = ONEPASS_CUDA_STRIDED;
   launch->name = "windows_strided";
   launch->shared = 0;
-  launch->grid = divide_up(onepass_pool_outputs(problem) * problem->planes.count, BLOCK);
+  launch->grid = onepass_divide_up(onepass_pool_outputs(problem) * problem->planes.count, BLOCK);
   return launch->grid <= INT32_MAX;
 }

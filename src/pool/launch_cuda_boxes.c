@@ -2,6 +2,7 @@
  * the problem. */
 #include <string.h>
 
+#include "core/numbers.h"
 #include "core/plan.h"
 
 enum {
@@ -19,10 +20,6 @@ enum {
   BYTES_OF_LONG_STEP = 36864, /* where each step begins with rows of the one before */
   SHARED_OF_SYSTEM = 1024     /* bytes of shared memory that a block costs beside its own */
 };
-
-static int64_t divide_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static const onepass_role role_of[] = {
     [ONEPASS_BOX_X] = ONEPASS_ROLE_X,   [ONEPASS_BOX_Y] = ONEPASS_ROLE_Y,
@@ -88,12 +85,12 @@ static double terms_of(const onepass_pool_problem *p, const onepass_box_args *ar
   double terms = 1;
   for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
     const onepass_box_axis *axis = &args->axis[a];
-    const int64_t parts = most(axis->pooled, 1);
+    const int64_t parts = onepass_most(axis->pooled, 1);
     if (!p->backward) {
       terms *= (double)(args->adaptive ? axis->length / parts + 2 : axis->kernel);
     } else {
       terms *= (double)(args->adaptive ? parts / axis->length + 2
-                                       : divide_up(axis->extent, axis->stride));
+                                       : onepass_divide_up(axis->extent, axis->stride));
     }
   }
   return terms;
@@ -229,22 +226,20 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   } else if (way == WIDE) {
     /* Tensors that exist have so few elements that this is exact. */
     args->group = args->outer;
-    args->group_blocks = l->grid = divide_up((int64_t)made * args->outer, BLOCK);
+    args->group_blocks = l->grid = onepass_divide_up((int64_t)made * args->outer, BLOCK);
   } else {
-    args->group = least(args->outer, most(1, (int64_t)(MOST_POSITIONS / made)));
-    args->group_blocks = divide_up((int64_t)made * args->group, BLOCK);
+    args->group = onepass_least(args->outer, onepass_most(1, (int64_t)(MOST_POSITIONS / made)));
+    args->group_blocks = onepass_divide_up((int64_t)made * args->group, BLOCK);
     args->by_group_blocks = divider_of(args->group_blocks);
-    l->grid = args->group_blocks * divide_up(args->outer, args->group);
+    l->grid = args->group_blocks * onepass_divide_up(args->outer, args->group);
   }
 }
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-static int64_t up_to(int64_t a, int64_t step) { return divide_up(a, step) * step; }
-
 /* Inputs that neighbouring outputs need. */
 static int64_t span_of(const onepass_box_axis *axis, int64_t outputs) {
-  return least((outputs - 1) * axis->stride + axis->extent, axis->length);
+  return onepass_least((outputs - 1) * axis->stride + axis->extent, axis->length);
 }
 
 static bool is_trivial(const onepass_box_axis *axis) {
@@ -313,7 +308,7 @@ static tile_sizes size_tile(const onepass_box_args *args, int64_t size, int64_t 
                   .wide = wide,
                   .ring = span_of(&axis[0], 2 * step),
                   .rows = span_of(&axis[1], high),
-                  .pitch = up_to(span * size + 15, 16)};
+                  .pitch = onepass_round_up(span * size + 15, 16)};
   s.shared = s.ring * s.rows * s.pitch;
   if (!args->tiles.rows_are_one && !args->tiles.down)
     s.shared += step * high * (s.pitch / size) * column_size;
@@ -328,20 +323,22 @@ static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t
                              int64_t limit) {
   static const int64_t cuts[] = {1, 2, 3, 4, 6, 8, 12, 16};
   const onepass_box_axis *high = &args->axis[1], *wide = &args->axis[2];
-  const int64_t fewest = divide_up(wide->length * size, LONGEST_ROW);
+  const int64_t fewest = onepass_divide_up(wide->length * size, LONGEST_ROW);
   tile_sizes best = {.shared = 0};
   for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-    int64_t columns = divide_up(wide->pooled, least(fewest * cuts[i], wide->pooled));
-    if (columns < wide->pooled && columns > WARP) columns = up_to(columns, WARP);
+    int64_t columns =
+        onepass_divide_up(wide->pooled, onepass_least(fewest * cuts[i], wide->pooled));
+    if (columns < wide->pooled && columns > WARP) columns = onepass_round_up(columns, WARP);
     tile_sizes here = size_tile(args, size, column_size, 1, 1, columns);
     if (here.shared > limit) continue;
-    for (int64_t rows = 2; rows <= least(high->pooled, MOST_ROWS); rows++) {
+    for (int64_t rows = 2; rows <= onepass_least(high->pooled, MOST_ROWS); rows++) {
       const tile_sizes taller = size_tile(args, size, column_size, 1, rows, columns);
       if (taller.shared > limit) break;
       here = taller;
     }
     /* As many tiles, all of the same height. */
-    const int64_t even = divide_up(high->pooled, divide_up(high->pooled, here.high));
+    const int64_t even =
+        onepass_divide_up(high->pooled, onepass_divide_up(high->pooled, here.high));
     here = size_tile(args, size, column_size, 1, even, columns);
     if (!best.shared || here.cost < best.cost * 0.98) best = here;
   }
@@ -361,9 +358,9 @@ static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t
 static int32_t lanes_for(int64_t items, int64_t rows) {
   int32_t best = 1;
   while (best < items && best < WARP) best *= 2;
-  int64_t turns = divide_up(items, best) * divide_up(rows, BLOCK / best);
+  int64_t turns = onepass_divide_up(items, best) * onepass_divide_up(rows, BLOCK / best);
   for (int32_t lanes = 2 * best; lanes <= BLOCK; lanes *= 2) {
-    const int64_t here = divide_up(items, lanes) * divide_up(rows, BLOCK / lanes);
+    const int64_t here = onepass_divide_up(items, lanes) * onepass_divide_up(rows, BLOCK / lanes);
     if (here < turns || (here == turns && lanes <= items)) {
       turns = here;
       best = lanes;
@@ -374,23 +371,24 @@ static int32_t lanes_for(int64_t items, int64_t rows) {
 
 /* The chunk that makes at least so many blocks, if there are as many outputs. */
 static int64_t chunk_for(const onepass_box_axis *axis, int64_t blocks, int64_t others) {
-  return divide_up(axis->pooled, least(axis->pooled, divide_up(blocks, others)));
+  return onepass_divide_up(axis->pooled,
+                           onepass_least(axis->pooled, onepass_divide_up(blocks, others)));
 }
 
 /* Outputs of the first axis that a block walks along: so many that little is read twice at its
  * beginning, so few that the last blocks do not run alone for long. */
 static int64_t chunk_of(const onepass_box_axis *axis, int64_t step, int64_t others,
                         const onepass_cuda_properties *device) {
-  const int64_t overlap = most(axis->extent - axis->stride, 0);
-  const int64_t worth = most(16 * step, divide_up(20 * overlap, axis->stride));
+  const int64_t overlap = onepass_most(axis->extent - axis->stride, 0);
+  const int64_t worth = onepass_most(16 * step, onepass_divide_up(20 * overlap, axis->stride));
   const int64_t few = 12 * (int64_t)device->multiprocessors, many = 4 * few;
-  int64_t chunk = least(worth, axis->pooled);
-  if (divide_up(axis->pooled, chunk) * others < many) {
-    const int64_t bearable = most(4 * step, divide_up(10 * overlap, axis->stride));
-    chunk = most(chunk_for(axis, many, others), least(chunk, bearable));
+  int64_t chunk = onepass_least(worth, axis->pooled);
+  if (onepass_divide_up(axis->pooled, chunk) * others < many) {
+    const int64_t bearable = onepass_most(4 * step, onepass_divide_up(10 * overlap, axis->stride));
+    chunk = onepass_most(chunk_for(axis, many, others), onepass_least(chunk, bearable));
   }
-  if (divide_up(axis->pooled, chunk) * others < few) chunk = chunk_for(axis, few, others);
-  return least(up_to(chunk, step), axis->pooled);
+  if (onepass_divide_up(axis->pooled, chunk) * others < few) chunk = chunk_for(axis, few, others);
+  return onepass_least(onepass_round_up(chunk, step), axis->pooled);
 }
 
 static bool choose_tiles(const onepass_pool_problem *p, bool indices,
@@ -430,8 +428,8 @@ static bool choose_tiles(const onepass_pool_problem *p, bool indices,
   tiles->ring = (int32_t)s.ring;
   tiles->rows = (int32_t)s.rows;
   tiles->pitch = (int32_t)s.pitch;
-  tiles->tiles_high = divide_up(axis[1].pooled, s.high);
-  tiles->tiles_wide = divide_up(axis[2].pooled, s.wide);
+  tiles->tiles_high = onepass_divide_up(axis[1].pooled, s.high);
+  tiles->tiles_wide = onepass_divide_up(axis[2].pooled, s.wide);
   tiles->row_lanes = lanes_for(s.pitch / 16, s.step * axis[0].stride * s.rows);
   tiles->column_lanes = lanes_for(s.pitch / 16, s.step * s.high);
   tiles->made_lanes = lanes_for(s.wide, s.step * s.high);
@@ -439,7 +437,7 @@ static bool choose_tiles(const onepass_pool_problem *p, bool indices,
   tiles->by_high = divider_of(s.high);
   const int64_t others = args->outer * tiles->tiles_high * tiles->tiles_wide;
   tiles->chunk = chunk_of(&axis[0], s.step, others, device);
-  tiles->chunks = divide_up(axis[0].pooled, tiles->chunk);
+  tiles->chunks = onepass_divide_up(axis[0].pooled, tiles->chunk);
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "tiles_avg" : indices ? "tiles_max_indices" : "tiles_max";
   l->grid = others * tiles->chunks;
@@ -470,7 +468,7 @@ static bool choose_teams(const onepass_pool_problem *p, onepass_box_launch *l) {
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "teams_avg" : "teams_max";
   l->shared = args->team == BLOCK ? BLOCK / WARP * (sizeof(double) + sizeof(int32_t)) : 0;
-  l->grid = divide_up(args->outer * args->inner * outputs, BLOCK / args->team);
+  l->grid = onepass_divide_up(args->outer * args->inner * outputs, BLOCK / args->team);
   return l->grid <= INT32_MAX;
 }
 
