@@ -6,6 +6,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#include "cuda/ptx.cuh"
+
 /* The type sums are made in: float, or double for double. */
 template <class T>
 struct sums_of {
@@ -80,15 +82,9 @@ struct word_of<2> {
 
 template <int BYTES>
 __device__ inline typename word_of<BYTES>::type load_word(const void *p) {
-  typename word_of<BYTES>::type raw;
-  if constexpr (BYTES == 16) {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                 : "l"(p));
-  } else {
-    raw = *(const typename word_of<BYTES>::type *)p;
-  }
-  return raw;
+  typedef typename word_of<BYTES>::type word;
+  if constexpr (BYTES == 16) return load_in_place((const word *)p);
+  return *(const word *)p;
 }
 
 template <class T, int N>
@@ -188,8 +184,7 @@ __device__ inline void load_aligned(C (&to)[N], const T *p) {
 template <class T, int N>
 __device__ inline void stay_packed(pack<T, N> &elements) {
   if constexpr (sizeof(T) == 2 && N == 8) {
-    uint4 &words = *(uint4 *)&elements;
-    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+    stay_words(*(uint4 *)&elements);
   }
 }
 
@@ -207,36 +202,7 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   return to;
 }
 
-/* The larger one, or a NaN if either is one. */
-__device__ inline float larger_of(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
+/* The larger one, or a NaN if either is one; that of floats is an instruction. */
 __device__ inline double larger_of(double a, double b) { return b > a || b != b ? b : a; }
-
-/* ---- Copies from global to shared memory that do not wait ---- */
-
-/* 16 bytes of which the first `valid` are read; the others become zeros. The 256 bytes around them come to the
- * second-level cache: who asks for a little of many rows finds the rest of it there. */
-__device__ inline void copy_async(void *shared, const void *global, int valid) {
-  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
-               "r"(valid)
-               : "memory");
-}
-/* Nothing but these bytes: who asks for a whole row at once needs no more. */
-__device__ inline void copy_async_alone(void *shared, const void *global, int valid) {
-  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
-               : "memory");
-}
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int N>
-__device__ inline void wait_for_all_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 
 #endif

@@ -88,7 +88,7 @@ struct waiting_weights {
     pack<W, VEC> to;
 #pragma unroll
     for (int k = 0; k < WORDS; k++) {
-      if (sizeof(W) == 2) asm volatile("" : "+r"(words[k])); /* widened when needed, no sooner */
+      if (sizeof(W) == 2) stay_word(words[k]); /* widened when needed, no sooner */
       ((unsigned *)&to)[k] = words[k];
     }
     return to;
@@ -104,15 +104,13 @@ struct waiting_weights {
     } else if constexpr (sizeof(W) == 2) {
 #pragma unroll
       for (int k = 0; k < WORDS; k++) {
-        unsigned short low, high;
-        asm volatile("ld.global.u16 %0, [%1];" : "=h"(low) : "l"(from + 2 * k));
-        asm volatile("ld.global.u16 %0, [%1];" : "=h"(high) : "l"(from + 2 * k + 1));
+        const unsigned short low = load_in_place((const unsigned short *)from + 2 * k);
+        const unsigned short high = load_in_place((const unsigned short *)from + 2 * k + 1);
         words[k] = low | (unsigned)high << 16;
       }
     } else {
 #pragma unroll
-      for (int k = 0; k < WORDS; k++)
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(words[k]) : "l"((const unsigned *)from + k));
+      for (int k = 0; k < WORDS; k++) words[k] = load_in_place((const unsigned *)from + k);
     }
   }
 };

@@ -28,44 +28,6 @@ enum {
   STREAM_ROWS = 32 /* more than can be between gathering and writing */
 };
 
-/* ---- Barriers in shared memory ---------------------------------------------------------------------- */
-
-__device__ inline void init_barrier(unsigned long long *barrier, int arrivals) {
-  asm volatile(
-      "mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(barrier)),
-      "r"(arrivals)
-      : "memory");
-}
-
-__device__ inline void arrive(unsigned long long *barrier) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
-                   (unsigned)__cvta_generic_to_shared(barrier))
-               : "memory");
-}
-
-/* Until the phase of that parity has ended. */
-__device__ inline void await(unsigned long long *barrier, unsigned parity) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(barrier);
-  unsigned done;
-  do {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
-        " selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-#else
-    asm volatile(
-        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
-        " selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-#endif
-  } while (!done);
-}
-
 /* ---- Sums of moments, part by part ------------------------------------------------------------------- */
 
 /* Forward, the sums of a part about the guess become its mean's distance from the guess and the squares
@@ -197,9 +159,7 @@ struct stream {
 #pragma unroll
       for (int k = 0; k < WORDS; k++) {
         const unsigned long long word = (unsigned long long)(i + 1) << 32 | words[k];
-        if (lane == k)
-          asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(letter(i, rank) + k), "l"(word)
-                       : "memory");
+        if (lane == k) post_word(letter(i, rank) + k, word);
       }
     }
   }
@@ -213,11 +173,7 @@ struct stream {
       for (int m = 0; m < AT_ONCE; m++) {
         const int member = first + m * WARP < a.team ? first + m * WARP : first;
 #pragma unroll
-        for (int k = 0; k < WORDS; k++)
-          asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                       : "=l"(words[m][k])
-                       : "l"(letter(i, member) + k)
-                       : "memory");
+        for (int k = 0; k < WORDS; k++) words[m][k] = look_at_word(letter(i, member) + k);
       }
       here = true;
 #pragma unroll

@@ -1,0 +1,122 @@
+/* Instructions that CUDA C++ has no words for: all the PTX there is. tests/emulator has a file of the same
+ * name with what they do in plain C++. */
+#ifndef ONEPASS_CUDA_PTX_CUH
+#define ONEPASS_CUDA_PTX_CUH
+
+/* ---- Loads and stores ---- */
+
+/* Loads that stay where they are written: the compiler would put others together, and hold on to more. */
+__device__ inline uint4 load_in_place(const uint4 *p) {
+  uint4 raw;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "l"(p));
+  return raw;
+}
+__device__ inline unsigned load_in_place(const unsigned *p) {
+  unsigned raw;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(raw) : "l"(p));
+  return raw;
+}
+__device__ inline unsigned short load_in_place(const unsigned short *p) {
+  unsigned short raw;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(raw) : "l"(p));
+  return raw;
+}
+
+/* Words that blocks leave for each other. */
+__device__ inline void post_word(unsigned long long *p, unsigned long long word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
+}
+__device__ inline unsigned long long look_at_word(const unsigned long long *p) {
+  unsigned long long word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(p) : "memory");
+  return word;
+}
+
+/* Brings whole 16 bytes to the second-level cache. */
+#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12 /* earlier assemblers do not know it */
+#define ONEPASS_CAN_PREFETCH
+__device__ inline void prefetch_bytes(uintptr_t address, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+}
+#endif
+
+/* ---- Copies from global to shared memory that do not wait ---- */
+
+/* 16 bytes of which the first `valid` are read; the others become zeros. The 256 bytes around them come to the
+ * second-level cache: who asks for a little of many rows finds the rest of it there. */
+__device__ inline void copy_async(void *shared, const void *global, int valid) {
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(valid)
+               : "memory");
+}
+/* Nothing but these bytes: who asks for a whole row at once needs no more. */
+__device__ inline void copy_async_alone(void *shared, const void *global, int valid) {
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid)
+               : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int N>
+__device__ inline void wait_for_all_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- Barriers in shared memory ---- */
+
+__device__ inline void init_barrier(unsigned long long *barrier, int arrivals) {
+  asm volatile(
+      "mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(barrier)),
+      "r"(arrivals)
+      : "memory");
+}
+
+__device__ inline void arrive(unsigned long long *barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(barrier))
+               : "memory");
+}
+
+/* Until the phase of that parity has ended. */
+__device__ inline void await(unsigned long long *barrier, unsigned parity) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(barrier);
+  unsigned done;
+  do {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+#endif
+  } while (!done);
+}
+
+/* ---- Numbers ---- */
+
+/* The larger one, or a NaN if either is one. */
+__device__ inline float larger_of(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/* Here a word is needed, and no sooner what could be made of it. */
+__device__ inline void stay_word(unsigned &word) { asm volatile("" : "+r"(word)); }
+__device__ inline void stay_words(uint4 &words) {
+  asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+}
+
+#endif
