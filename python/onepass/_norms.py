@@ -83,7 +83,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _format_of(op: int, input: Tensor) -> torch.memory_format:
-    """Of y, sum and dx; layout_of in _native.c says the same."""
+    """Of y, sum and dx; layout_of in _norms.c says the same."""
     if op in (L1, L2):
         return torch.preserve_format
     if op != LAYER and _is_channels_last(input):
@@ -505,7 +505,7 @@ class Norm:
 
 
 def _covers_channels(description: Description, input: Tensor) -> bool:
-    """As check_channels in _native.c: what PyTorch has no error for, nor an opinion of its own."""
+    """As check_channels in _norms.c: what PyTorch has no error for, nor an opinion of its own."""
     op, _, _, groups, eps, _, use_running, _, _ = description
     if input.dim() < 2 or input.numel() == 0 or (op == BATCH and eps <= 0):
         return False

@@ -57,7 +57,7 @@ _TYPES = {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16)
 
 
 def _each(given: Any, spatial: int, least: int) -> Optional[List[int]]:
-    """A number for each axis; None if it is for PyTorch to say what is wrong with it. As in _native.c."""
+    """A number for each axis, as read_lengths in _pools.c; None if it is for PyTorch to say what is wrong."""
     numbers = list(given) if isinstance(given, (tuple, list)) else [given]
     if len(numbers) == 1:
         numbers = numbers * spatial
@@ -297,7 +297,7 @@ class Pool:
                 _each(padding, self.spatial, 0), _each(dilation, self.spatial, 1), *rest)
 
     def keeps_channels_last(self, input: Tensor) -> bool:
-        """As pools_channels_last in _native.c."""
+        """As pools_channels_last in _pools.c."""
         if self.spatial == 1 or input.dim() != self.spatial + 2:
             return False
         return _is_channels_last(input)
