@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import _native
+from ._pool_operator import pooled_length
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
@@ -19,7 +20,7 @@ from ._torch import (
     explain,
     has_known_type,
     is_compiling,
-    needs_grad,
+    quick_apply,
     way_back,
     way_of_watched,
 )
@@ -89,29 +90,22 @@ def _covers(input: Tensor, window: Window) -> bool:
 
 
 def _pooled(length: int, window: Window) -> int:
-    """How long the pooled axis becomes; include/onepass.h has the same."""
+    """How long the pooled axis becomes."""
     kernel, stride, padding, ceil_mode, _ = window
-    pooled = (length + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
-    if ceil_mode and (pooled - 1) * stride >= length + padding:
-        pooled -= 1  # that window would start in the padding
-    return pooled
+    return pooled_length(length, kernel, stride, padding, 1, ceil_mode)
 
 
 # ---- With the C library -------------------------------------------------------------------------
-
-
-def _forward(input: Tensor, *window: Any) -> Tensor:
-    output = _native.avg_pool1d(input, *window)
-    if output is None:
-        raise NotCovered("avg_pool1d")
-    return output
 
 
 class _AvgPool1d(Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, *window: Any) -> Tensor:
         ctx.shape, ctx.window = input.shape, window
-        return _forward(input, *window)
+        output = _native.avg_pool1d(input, *window)
+        if output is None:
+            raise NotCovered("avg_pool1d")
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -131,8 +125,7 @@ class _AvgPool1d(Function):
         return (grad_input,) + (None,) * 5
 
 
-# Function.apply itself only looks whether a functorch transform is active, which is known here.
-_apply = super(Function, _AvgPool1d).apply
+_apply = quick_apply(_AvgPool1d)
 
 # ---- For torch.compile and export ---------------------------------------------------------------
 
@@ -149,20 +142,6 @@ class _TracedAvgPool1d(_AvgPool1d):
             return _operator(input, *window)
 
 
-def _forward_autograd(input: Tensor, *window: Any) -> Tensor:
-    if needs_grad(input):
-        return _TracedAvgPool1d.apply(input, *window)
-    with below_autograd():
-        return _operator(input, *window)
-
-
-def _backward(grad: Tensor, length: int, *window: Any) -> Tensor:
-    grad_input = _native.avg_pool1d_backward(grad, length, *window)
-    if grad_input is None:
-        raise NotCovered("avg_pool1d_backward")
-    return grad_input
-
-
 def _backward_meta(grad: Tensor, length: int, *window: Any) -> Tensor:
     return grad.new_empty((*grad.shape[:-1], length))
 
@@ -170,9 +149,9 @@ def _backward_meta(grad: Tensor, length: int, *window: Any) -> Tensor:
 _WINDOW = "int kernel, int stride, int padding, bool ceil_mode, bool count_include_pad"
 _operator = define(
     f"avg_pool1d(Tensor input, {_WINDOW}) -> Tensor",
-    _forward, _forward_meta, _forward_autograd,
+    _native.avg_pool1d, _forward_meta, _TracedAvgPool1d.apply,
 )
 _backward_operator = define(
     f"avg_pool1d_backward(Tensor grad, SymInt length, {_WINDOW}) -> Tensor",
-    _backward, _backward_meta,
+    _native.avg_pool1d_backward, _backward_meta,
 )

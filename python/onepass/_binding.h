@@ -143,7 +143,22 @@ PyObject *new_shaped(const State *state, PyObject *object, PyObject *shape, PyOb
 
 /* ---- Plans (_plans.c) ------------------------------------------------------------------------ */
 
-/* 1: done. 0: the library does not cover the call, and nothing was written. -1: an exception is set. */
-int run(State *state, const Call *call, onepass_device device);
+/* Runs the call and gives back its outputs, which are consumed; None if the library does not cover it,
+ * and then nothing was written; NULL if there is an exception. */
+PyObject *finish(State *state, const Call *call, onepass_device device, PyObject *outputs);
+
+/* None, before there is anything to run; consumes the outputs, which may be NULL. A tensor that cannot be
+ * read (a wrapper, a layout without data) is PyTorch's to deal with; so is what else it may be that made
+ * reading fail. */
+PyObject *not_covered(PyObject *outputs);
+
+/* ---- Operators (_norms.c, _pools.c) ---------------------------------------------------------- */
+
+/* What a norm keeps for its gradient. Room for the mean and 1/deviation of each row, or for what stands in
+ * for the latter alone: a tensor with two rows or one; or bytes, if any object will do and the CPU needs
+ * them, because making a tensor takes longer than a small LayerNorm. */
+enum { NO_STATISTICS, STATISTICS, STATISTICS_TENSOR };
+
+extern PyMethodDef norm_methods[], pool_methods[];
 
 #endif

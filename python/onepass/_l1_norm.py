@@ -19,7 +19,7 @@ from ._torch import (
     explain,
     has_known_type,
     is_compiling,
-    needs_grad,
+    quick_apply,
     way_back,
     way_of_watched,
 )
@@ -69,19 +69,15 @@ def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
 # ---- With the C library -------------------------------------------------------------------------
 
 
-def _forward(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    output = _native.l1_norm(input, dim, by_sum, eps)
-    if output is None:
-        raise NotCovered("l1_norm")
-    return output
-
-
 class _L1Norm(Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
         ctx.save_for_backward(input)
         ctx.options = (dim, by_sum, eps)
-        return _forward(input, dim, by_sum, eps)
+        output = _native.l1_norm(input, dim, by_sum, eps)
+        if output is None:
+            raise NotCovered("l1_norm")
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -98,8 +94,7 @@ class _L1Norm(Function):
         return grad_input, None, None, None
 
 
-# Function.apply itself only looks whether a functorch transform is active, which is known here.
-_apply = super(Function, _L1Norm).apply
+_apply = quick_apply(_L1Norm)
 
 # ---- For torch.compile and export ---------------------------------------------------------------
 
@@ -118,25 +113,11 @@ class _TracedL1Norm(_L1Norm):
             return _operator(input, dim, by_sum, eps)
 
 
-def _forward_autograd(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    if needs_grad(input):
-        return _TracedL1Norm.apply(input, dim, by_sum, eps)
-    with below_autograd():
-        return _operator(input, dim, by_sum, eps)
-
-
-def _backward(grad: Tensor, input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:
-    grad_input = _native.l1_norm_backward(grad, input, dim, by_sum, eps)
-    if grad_input is None:
-        raise NotCovered("l1_norm_backward")
-    return grad_input
-
-
 _operator = define(
     "l1_norm(Tensor input, int dim, bool by_sum, float eps) -> Tensor",
-    _forward, _meta, _forward_autograd,
+    _native.l1_norm, _meta, _TracedL1Norm.apply,
 )
 _backward_operator = define(
     "l1_norm_backward(Tensor grad, Tensor input, int dim, bool by_sum, float eps) -> Tensor",
-    _backward, _meta,
+    _native.l1_norm_backward, _meta,
 )

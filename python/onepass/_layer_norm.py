@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import _native
-from ._norms import LAYER, Norm, activate, activation_code
+from ._activations import activate, activation_code
+from ._norm_operator import LAYER, Norm, dense, fit
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
@@ -22,7 +23,7 @@ from ._torch import (
     explain,
     has_known_type,
     is_compiling,
-    needs_grad,
+    quick_apply,
     to_float32,
     way_back,
     way_of_watched,
@@ -54,7 +55,7 @@ def layer_norm(
         if way & DIRECT and input.is_cuda:
             if torch.is_autocast_enabled():
                 input, weight, bias = to_float32(input), to_float32(weight), to_float32(bias)
-            input = _dense(input)
+            input = input.contiguous()  # rows with gaps would be read element by element
     if way == DIRECT:
         output = _native.layer_norm(input, normalized_shape, weight, bias, eps, _native.NO_STATISTICS)
         if output is not None:
@@ -126,24 +127,7 @@ def _covers(
     shape = tuple(normalized_shape)
     if not 1 <= len(shape) <= input.dim():
         return False
-    if tuple(input.shape[-len(shape):]) != shape:
-        return False
-    halves = (torch.float16, torch.bfloat16)
-    for parameter in (weight, bias):
-        if parameter is None:
-            continue
-        if tuple(parameter.shape) != shape or parameter.device != input.device:
-            return False
-        if parameter.dtype != input.dtype and not (
-            parameter.dtype == torch.float32 and input.dtype in halves
-        ):
-            return False
-    return weight is None or bias is None or weight.dtype == bias.dtype
-
-
-def _dense(input: Tensor) -> Tensor:
-    """A GPU would read rows with gaps element by element."""
-    return input.contiguous() if input.is_cuda else input
+    return tuple(input.shape[-len(shape):]) == shape and fit(input, shape, weight, bias)
 
 
 # ---- With the C library -------------------------------------------------------------------------
@@ -189,8 +173,7 @@ class _LayerNorm(Function):
         return kept[0], None, kept[1], kept[2], None
 
 
-# Function.apply itself only looks whether a functorch transform is active, which is known here.
-_apply = super(Function, _LayerNorm).apply
+_apply = quick_apply(_LayerNorm)
 
 # ---- For torch.compile and export ---------------------------------------------------------------
 
@@ -201,13 +184,10 @@ def _forward(
     weight: Optional[Tensor],
     bias: Optional[Tensor],
     eps: float,
-) -> Tuple[Tensor, Tensor]:
+) -> Optional[Tuple[Tensor, Tensor]]:
     """The output, and what its gradient needs to know of each row."""
-    results = _native.layer_norm(
-        _dense(input), normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
-    if results is None:
-        raise NotCovered("layer_norm")
-    return results
+    return _native.layer_norm(
+        dense(LAYER, input), normalized_shape, weight, bias, eps, _native.STATISTICS_TENSOR)
 
 
 def _forward_meta(
@@ -241,32 +221,7 @@ class _TracedLayerNorm(_LayerNorm):
         return output, statistics
 
 
-def _forward_autograd(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    eps: float,
-) -> Tuple[Tensor, Tensor]:
-    if needs_grad(input, weight, bias):
-        return _TracedLayerNorm.apply(input, normalized_shape, weight, bias, eps)
-    with below_autograd():
-        return _operator(input, normalized_shape, weight, bias, eps)
-
-
-def _forward_autocast(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Optional[Tensor],
-    bias: Optional[Tensor],
-    eps: float,
-) -> Tuple[Tensor, Tensor]:
-    with torch.autocast("cuda", enabled=False):
-        return _operator(to_float32(input), normalized_shape, to_float32(weight),
-                         to_float32(bias), eps)
-
-
-def _backward_kernel(
+def _backward(
     grad: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -274,12 +229,9 @@ def _backward_kernel(
     bias: Optional[Tensor],
     statistics: Tensor,
     wanted: List[bool],
-) -> Tuple[Tensor, ...]:
-    grads = _native.layer_norm_backward(grad.contiguous(), _dense(input), normalized_shape, weight,
-                                        bias, statistics, wanted[1], wanted[2])
-    if grads is None:
-        raise NotCovered("layer_norm_backward")
-    return tuple(input.new_empty(0) if grad is None else grad for grad in grads)
+) -> Optional[Tuple[Optional[Tensor], ...]]:
+    return _native.layer_norm_backward(grad.contiguous(), dense(LAYER, input), normalized_shape, weight,
+                                       bias, statistics, wanted[1], wanted[2])
 
 
 def _backward_meta(
@@ -301,10 +253,10 @@ def _backward_meta(
 _operator = define(
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
     " -> (Tensor, Tensor)",
-    _forward, _forward_meta, _forward_autograd, _forward_autocast,
+    _forward, _forward_meta, _TracedLayerNorm.apply, casts=True,
 )
 _backward_operator = define(
     "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor? weight,"
     " Tensor? bias, Tensor statistics, bool[3] wanted) -> (Tensor, Tensor, Tensor)",
-    _backward_kernel, _backward_meta,
+    _backward, _backward_meta,
 )

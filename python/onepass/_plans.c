@@ -186,7 +186,7 @@ static int get_stream(const State *state, onepass_device device, void **stream) 
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1: done. 0: the library does not cover it. -1: an exception is set. */
+/* 1: done. 0: the library does not cover the call, and nothing was written. -1: an exception is set. */
 static int judge(onepass_status status) {
   switch (status) {
     case ONEPASS_OK:
@@ -202,7 +202,7 @@ static int judge(onepass_status status) {
   }
 }
 
-int run(State *state, const Call *call, onepass_device device) {
+static int run(State *state, const Call *call, onepass_device device) {
   int threads = 0;
   if (device.type == ONEPASS_CPU) {
     threads = (int)take_integer(PyObject_CallObject(state->threads, NULL));
@@ -233,4 +233,18 @@ int run(State *state, const Call *call, onepass_device device) {
   free_workspace(&workspace);
   release_plan(cached);
   return result;
+}
+
+PyObject *finish(State *state, const Call *call, onepass_device device, PyObject *outputs) {
+  const int done = run(state, call, device);
+  if (done == 1) return outputs;
+  Py_DECREF(outputs);
+  if (done == 0) Py_RETURN_NONE;
+  return NULL;
+}
+
+PyObject *not_covered(PyObject *outputs) {
+  Py_XDECREF(outputs);
+  PyErr_Clear();
+  Py_RETURN_NONE;
 }

@@ -13,18 +13,19 @@ PYTORCH           Tensor subclasses, vmap, forward-mode AD, torch.jit.trace, all
 """
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "ON_CUDA", "OPERATOR", "PYTORCH", "SMALL", "NotCovered",
-    "below_autograd", "casts_under_autocast", "define", "differentiate", "explain", "has_known_type",
-    "is_compiling", "mark_as_changed", "needs_grad", "to_float32", "way_back", "way_of_watched",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "ON_CUDA", "OPERATOR", "PYTORCH", "SMALL",
+    "NotCovered", "below_autograd", "casts_under_autocast", "define", "differentiate", "explain",
+    "has_known_type", "is_channels_last", "is_compiling", "mark_as_changed", "quick_apply", "to_float32",
+    "way_back", "way_of_watched",
 ]
 
 # As _native.kind() has them, and then what it does not tell apart.
@@ -49,6 +50,10 @@ _WATCHERS = (
     "_are_functorch_transforms_active",
     "_is_tracing",
 )
+
+
+# The types that have kernels, and what DLPack calls them: code and bits.
+FLOATS = {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 
 
 def _always() -> bool:
@@ -77,8 +82,7 @@ _native.setup(
     {"memory_format": torch.contiguous_format},
     {"dtype": torch.float32},
     {"dtype": torch.int64},
-    {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16),
-     torch.bfloat16: (4, 16), torch.int64: (0, 64)},
+    {**FLOATS, torch.int64: (0, 64)},
 )
 
 # Elements. On a GPU both operators are done with a MiB sooner than Python is with recording it.
@@ -134,7 +138,7 @@ ON_CUDA = {"avg_pool1d", "l1_norm", "layer_norm"}
 
 def has_known_type(tensor: Tensor, name: str) -> bool:
     """Whether onepass has kernels for that operator of tensors of this type and rank, on this device."""
-    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    if tensor.dtype not in FLOATS:
         return False
     if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
         return False
@@ -143,8 +147,22 @@ def has_known_type(tensor: Tensor, name: str) -> bool:
     return tensor.device.type == "cpu"
 
 
-def needs_grad(*tensors: Optional[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def is_channels_last(tensor: Tensor) -> bool:
+    """The strides that torch.empty has for that memory format; _tensors.c has the same."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) != 1 or tensor.numel() == 0:
+        return False
+    expected = tensor.shape[1]
+    for axis in (*range(tensor.dim() - 1, 1, -1), 0):
+        if tensor.stride(axis) != expected:
+            return False
+        expected = expected * tensor.shape[axis]
+    return True
+
+
+def quick_apply(function: Type[Function]) -> Callable[..., Any]:
+    """function.apply for calls that are direct: what it does besides the base class's is to look whether a
+    functorch transform is active, which is known then."""
+    return super(Function, function).apply
 
 
 # ---- Autocast and version counters --------------------------------------------------------------
@@ -235,21 +253,52 @@ else:  # before 2.1 it works for as long as it lives
             del guard
 
 
+def _needs_grad(arguments: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+
+
 def define(
     schema: str,
     kernel: Callable[..., Any],
     meta: Callable[..., Any],
-    autograd: Optional[Callable[..., Any]] = None,
-    autocast_cuda: Optional[Callable[..., Any]] = None,
+    traced: Optional[Callable[..., Any]] = None,
+    casts: bool = False,
 ) -> Callable[..., Any]:
-    """Registers an operator torch.ops.onepass.<name> that torch.compile treats as one piece."""
+    """Registers an operator torch.ops.onepass.<name> that torch.compile treats as one piece.
+
+    kernel  does it; gives None if the library does not cover the call, and where there are several results
+            None for each that there is not, which becomes an empty tensor
+    meta    makes the outputs without data
+    traced  is `apply` of the autograd.Function that calls the operator, if it has a gradient
+    casts   says whether autocast on CUDA makes the arguments float32
+    """
     name = schema.split("(")[0]
+
+    def compute(*arguments: Any) -> Any:
+        results = kernel(*arguments)
+        if results is None:
+            raise NotCovered(name)
+        if isinstance(results, tuple):
+            return tuple(arguments[0].new_empty(0) if result is None else result for result in results)
+        return results
+
+    def record(*arguments: Any) -> Any:
+        if _needs_grad(arguments):
+            return traced(*arguments)
+        with below_autograd():
+            return operator(*arguments)
+
+    def cast(*arguments: Any) -> Any:
+        with torch.autocast("cuda", enabled=False):
+            return operator(*(to_float32(a) if isinstance(a, Tensor) else a for a in arguments))
+
     _library.define(schema)
-    _library.impl(name, kernel, "CPU")
-    _library.impl(name, kernel, "CUDA")
+    _library.impl(name, compute, "CPU")
+    _library.impl(name, compute, "CUDA")
     _library.impl(name, meta, "Meta")
-    if autograd is not None:
-        _library.impl(name, autograd, "Autograd")
-    if autocast_cuda is not None:
-        _library.impl(name, autocast_cuda, "AutocastCUDA")
-    return getattr(torch.ops.onepass, name)
+    if traced is not None:
+        _library.impl(name, record, "Autograd")
+    if casts:
+        _library.impl(name, cast, "AutocastCUDA")
+    operator = getattr(torch.ops.onepass, name)
+    return operator

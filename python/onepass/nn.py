@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import functional
-from ._norms import activation_code
+from ._activations import activation_code
 
 __all__ = [
     "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",

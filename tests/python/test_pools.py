@@ -7,7 +7,7 @@ import onepass.functional as F
 import pytest
 import torch
 from conftest import VERSION, assert_near
-from onepass import _native, _pools
+from onepass import _native, _pool_operator
 from test_compile import needs_compile, needs_export, operators_in
 from test_results import check, random
 from torch.nn import functional as T
@@ -477,7 +477,7 @@ def test_opcheck(layout: str, device: str) -> None:
     for name, *fields in (("max_pool2d", *window, 0.0, True), ("max_pool2d", *window, 0.0, False),
                           ("avg_pool2d", *window, 0.0, False), ("lp_pool2d", *window, 2.0, False),
                           ("adaptive_avg_pool2d", [2, 3], False), ("adaptive_max_pool2d", [2, 3], True)):
-        pool = _pools._POOLS[name]
+        pool = _pool_operator._POOLS[name]
         if pool._normal_if_covered(x, tuple(fields[:-1])) is None:
             continue
         torch.library.opcheck(pool.operator, (x.detach().requires_grad_(), *fields))
@@ -490,14 +490,14 @@ def test_opcheck(layout: str, device: str) -> None:
 
 def test_what_the_compiler_is_told_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is asked, with windows that it covers on a CPU."""
-    for pool in _pools._POOLS.values():
+    for pool in _pool_operator._POOLS.values():
         for channels_last in (False, pool.spatial > 1):
-            told = _pools._covers_cuda(pool.name, torch.float32, 0, channels_last)
+            told = _pool_operator._covers_cuda(pool.name, torch.float32, 0, channels_last)
             assert told in (True, False) and (torch.cuda.is_available() or not told)
     given: List[Any] = []
     monkeypatch.setattr(_native, "covers_pool", lambda *arguments: given.append(arguments) or True)
-    for pool in _pools._POOLS.values():
-        assert _pools._covers_cuda(pool.name, torch.float32, 0, False)
+    for pool in _pool_operator._POOLS.values():
+        assert _pool_operator._covers_cuda(pool.name, torch.float32, 0, False)
     x = {spatial: torch.ones(shape) for spatial, shape in SHAPES.items()}
     for description, dtype, index, channels_last in given:
         assert (dtype, index, channels_last) == ((2, 32), 0, False)
@@ -510,8 +510,8 @@ def test_the_compiler_can_ask(dynamic: bool) -> None:
     torch._dynamo.reset()
 
     def ask(x: torch.Tensor) -> torch.Tensor:
-        pool = _pools._POOLS["max_pool2d"]
-        return x + _pools._covers_cuda(pool.name, x.dtype, 0, pool.keeps_channels_last(x))
+        pool = _pool_operator._POOLS["max_pool2d"]
+        return x + _pool_operator._covers_cuda(pool.name, x.dtype, 0, pool.keeps_channels_last(x))
 
     compiled = torch.compile(ask, backend="eager", fullgraph=True, dynamic=dynamic)
     x = torch.zeros(2, 3, 4, 5)

@@ -32,12 +32,14 @@ each_with_a_limit = pytest.mark.parametrize(
 
 @each_with_a_limit
 def test_small_gradients_are_recorded_by_pytorch(pair: Pair, device: str) -> None:
-    if pair is AVG_POOL1D and device == "cpu":
-        pytest.skip("on a CPU onepass's takes less time")
     x = torch.randn(largest(device) // 64, 64, device=device, requires_grad=True)
     y, expected = pair[0](x), pair[1](x)
-    assert recorded_by(y) == recorded_by(expected)
-    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    if pair is AVG_POOL1D and device == "cpu":  # where onepass's takes less time
+        assert recorded_by(y) != recorded_by(expected)
+        torch.testing.assert_close(y, expected)
+    else:
+        assert recorded_by(y) == recorded_by(expected)
+        torch.testing.assert_close(y, expected, rtol=0, atol=0)
 
 
 @each_with_a_limit
