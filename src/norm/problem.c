@@ -382,14 +382,6 @@ static bool is_empty_by_channel(const onepass_norm_problem *p) {
   return onepass_norm_by_channel(p) && (p->rows.count == 0 || p->elements.count == 0);
 }
 
-/* Norms over axes that subtract no mean, are clamped or fused have kernels on a GPU, but those have not been
- * proven there: a plan has to ask for one by name. */
-static bool is_unproven_on_cuda(const onepass_norm_problem *p, const onepass_layouts *layouts) {
-  if (onepass_norm_by_channel(p)) return false;
-  return p->op->denominator != ONEPASS_BY_DEVIATION || p->clamp || p->activation ||
-         (layouts->present & (FUSED | BIT(DSUM)));
-}
-
 onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                  const onepass_tensors *tensors, const onepass_options *options) {
   onepass_choices choices;
@@ -428,13 +420,6 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                    .bytes = onepass_bytes_to_move(&plan->layouts)};
   if (plan->device) {
     plan->info.vector = "cuda";
-    if (choices.cuda_kernel == ONEPASS_CUDA_BEST && is_unproven_on_cuda(problem, &plan->layouts)) {
-      return onepass_fail(
-          ONEPASS_BAD_DEVICE,
-          "x.device.type = %d (CUDA): expected %d (CPU) for this %s, or a kernel that "
-          "options.cuda_kernel asks for",
-          ONEPASS_CUDA, ONEPASS_CPU, op->name);
-    }
     return (onepass_norm_by_channel(problem) ? onepass_cells_plan_cuda : onepass_norm_plan_cuda)(
         plan, choices.cuda_kernel);
   }

@@ -301,6 +301,8 @@ static array *scale_of_terms(const call *reference, enum role role) {
   array *scale = array_new(ONEPASS_F64, output->tensor.ndim, output->shape);
   double x = largest(c->role[X]), dy = largest(c->role[DY]), bias = largest(c->role[BIAS]);
   double weight = c->role[WEIGHT] ? largest(c->role[WEIGHT]) : 1;
+  double dsum = largest(c->role[DSUM]);
+  if (c->kind == FUSED_FORWARD) x += largest(c->role[RESIDUAL]);
   const array *rstd = c->role[RSTD];
   int64_t rows = rstd ? rstd->count : 0;
   double sum = 0, most_rstd = largest(rstd);
@@ -328,7 +330,6 @@ static array *scale_of_terms(const call *reference, enum role role) {
                                  : dy * (double)rows;
         break;
       case FUSED_FORWARD: /* an activation is at most 1.13 times as steep */
-        x = largest(c->role[X]) + largest(c->role[RESIDUAL]);
         size = role == Y      ? 1.13 * (x * row_rstd * weight + bias)
                : role == MEAN ? x
                : role == SUM  ? 0
@@ -339,7 +340,7 @@ static array *scale_of_terms(const call *reference, enum role role) {
                (role == DX        ? row_rstd * dy * weight * (1 + x * row_rstd)
                 : role == DWEIGHT ? dy * x * sum
                                   : dy * (double)rows);
-        if (role == DX) size += largest(c->role[DSUM]);
+        if (role == DX) size += dsum;
         break;
       case RMS_FORWARD:
       case L2_FORWARD:

@@ -1,0 +1,53 @@
+/* What the instructions of src/cuda/ptx.cuh do, in C++, for the emulated GPU. Found instead of it, as its
+ * folder is searched first. */
+#ifndef ONEPASS_CUDA_PTX_CUH
+#define ONEPASS_CUDA_PTX_CUH
+
+template <class T>
+inline T load_in_place(const T *p) {
+  if ((uintptr_t)p % sizeof(T)) machine_fault("a load from %p, of %zu bytes", p, sizeof(T));
+  return *p;
+}
+
+inline void post_word(unsigned long long *p, unsigned long long word) {
+  __atomic_store_n(p, word, __ATOMIC_RELAXED);
+  machine_got_further();
+}
+inline unsigned long long look_at_word(const unsigned long long *p) {
+  machine_take_turns();
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
+inline void copy_async(void *shared, const void *global, int valid) {
+  machine_copy_async(shared, global, valid);
+}
+inline void copy_async_alone(void *shared, const void *global, int valid) {
+  machine_copy_async(shared, global, valid);
+}
+inline void commit_copies() { machine_commit_copies(); }
+template <int N>
+inline void wait_for_all_but() {
+  machine_wait_for_all_but(N);
+}
+
+/* Arrivals of a phase in the high half, those still missing above the lowest bit, which is the parity. */
+inline void init_barrier(unsigned long long *barrier, int arrivals) {
+  *barrier = (unsigned long long)arrivals << 32 | (unsigned)arrivals << 1;
+}
+inline void arrive(unsigned long long *barrier) {
+  *barrier -= 2;
+  machine_got_further();
+  if ((*barrier & 0xfffffffe) == 0) {
+    *barrier = *barrier >> 32 << 32 | *barrier >> 32 << 1 | ((*barrier & 1) ^ 1);
+  }
+}
+inline void await(unsigned long long *barrier, unsigned parity) {
+  while ((*(volatile unsigned long long *)barrier & 1) == parity) machine_take_turns();
+}
+
+inline float larger_of(float a, float b) { return b > a || b != b ? b : a; }
+
+inline void stay_word(unsigned &) {}
+inline void stay_words(uint4 &) {}
+
+#endif
