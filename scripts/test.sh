@@ -8,6 +8,7 @@
 #   clang     compiles without a warning with Clang, too; the C tests
 #   python    the PyTorch package and its judge, with the newest PyTorch and with 2.0.1; on a GPU, too
 #   cuda      every CUDA kernel under compute-sanitizer; needs a GPU
+#   emulated  every CUDA kernel on a GPU made of the CPU; needs nvcc's headers and g++
 #   valgrind  onepass check --quick loses no memory
 #   fuzz      any bytes as a description are a status
 #
@@ -195,6 +196,15 @@ stage_cuda() {
   [ "$status" = 0 ] || [ "$status" = 77 ]
 }
 
+stage_emulated() {
+  if [ ! -f build/release/kernels/norm_f32.fatbin ] || ! command -v g++ >/dev/null; then
+    skip "kernels on an emulated GPU: there is no nvcc, or no g++"
+    return 0
+  fi
+  configure_and_build emulated || return 1
+  ctest --test-dir build/emulated --output-on-failure -j"$jobs" -L emulated
+}
+
 stage_valgrind() {
   if ! command -v valgrind >/dev/null; then
     skip "valgrind: there is none"
@@ -246,10 +256,10 @@ if ! python=$(scripts/find_python.sh 2>build/python.log); then
 fi
 
 stages=("$@")
-[ $# -eq 0 ] && stages=(format release asan tsan clang python cuda valgrind fuzz)
+[ $# -eq 0 ] && stages=(format release asan tsan clang python cuda emulated valgrind fuzz)
 for name in "${stages[@]}"; do
   if ! declare -F "stage_$name" >/dev/null; then
-    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, python, cuda, valgrind or fuzz" >&2
+    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, python, cuda, emulated, valgrind or fuzz" >&2
     exit 2
   fi
 done

@@ -108,15 +108,26 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   if (device < 0 || device >= DEVICES) return CUDA_ERROR_INVALID_DEVICE;
   switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = MULTIPROCESSORS; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = MACHINE_SHARED_BYTES; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 9;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = MULTIPROCESSORS;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      *value = MACHINE_SHARED_BYTES;
+      break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
       *value = SHARED_OF_MULTIPROCESSOR;
       break;
-    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = L2; break;
-    default: *value = 0;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      *value = L2;
+      break;
+    default:
+      *value = 0;
   }
   return CUDA_SUCCESS;
 }
@@ -238,7 +249,8 @@ CUresult cuMemGetInfo(size_t *free_bytes, size_t *all) {
 
 /* The end of a device. Whoever still has memory there has lost it. */
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-  if (in_use[device]) machine_fault("%zu bytes of device %d were not freed", in_use[device], device);
+  if (in_use[device])
+    machine_fault("%zu bytes of device %d were not freed", in_use[device], device);
   return CUDA_SUCCESS;
 }
 
@@ -251,8 +263,11 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *(unsigned *)values[i] = a ? CU_MEMORYTYPE_DEVICE : 0;
         break;
-      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)values[i] = a ? a->device : -2; break;
-      default: *(int *)values[i] = 0;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)values[i] = a ? a->device : -2;
+        break;
+      default:
+        *(int *)values[i] = 0;
     }
   }
   pthread_mutex_unlock(&lock);
@@ -310,7 +325,9 @@ static void do_task(const task *t) {
       machine_launch(t->function->kernel, t->function->name, t->blocks, t->threads, t->together,
                      &t->arguments);
       break;
-    case COPY: memmove(t->to, t->from, t->bytes); break;
+    case COPY:
+      memmove(t->to, t->from, t->bytes);
+      break;
     case FILL:
       for (size_t i = 0; i < t->bytes; i += t->size_of_value) {
         memcpy(t->to + i, &t->value, t->size_of_value);
@@ -368,12 +385,14 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
   return queue_copy(stream, at(to), at(from), bytes);
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
-  return queue(stream, &(task){.kind = FILL, .to = at(to), .bytes = count, .value = value,
-                               .size_of_value = 1});
+  return queue(
+      stream,
+      &(task){.kind = FILL, .to = at(to), .bytes = count, .value = value, .size_of_value = 1});
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
-  return queue(stream, &(task){.kind = FILL, .to = at(to), .bytes = 4 * count, .value = value,
-                               .size_of_value = 4});
+  return queue(
+      stream,
+      &(task){.kind = FILL, .to = at(to), .bytes = 4 * count, .value = value, .size_of_value = 4});
 }
 
 /* ---- Kernels -------------------------------------------------------------------------------------------- */
@@ -426,7 +445,9 @@ static size_t arguments_of(const char *kernel) {
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                           void **extra) {
-  task t = {.kind = KERNEL, .function = function, .blocks = config->gridDimX,
+  task t = {.kind = KERNEL,
+            .function = function,
+            .blocks = config->gridDimX,
             .threads = config->blockDimX};
   for (unsigned i = 0; i < config->numAttrs; i++) {
     t.together |= config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE &&

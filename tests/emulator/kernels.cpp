@@ -15,7 +15,7 @@
 #undef __align__
 #undef __launch_bounds__
 #undef __grid_constant__
-#define __shared__ thread_local
+#define __shared__       thread_local
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(threads, blocks)
 #define __grid_constant__
@@ -23,9 +23,9 @@
 #define __noinline__ __attribute__((noinline))
 
 #define threadIdx (machine_self->index)
-#define blockIdx (machine_self->block->index)
-#define blockDim (machine_self->block->threads)
-#define gridDim (machine_self->block->grid)
+#define blockIdx  (machine_self->block->index)
+#define blockDim  (machine_self->block->threads)
+#define gridDim   (machine_self->block->grid)
 
 static inline void __syncthreads() { machine_sync_block(0); }
 static inline int __syncthreads_or(int so) { return machine_sync_block(so != 0); }

@@ -50,7 +50,7 @@ typedef struct machine_block {
   machine_index index, threads, grid;
   unsigned alive, here;
   unsigned long meetings;
-  int said_so[2]; /* in this meeting, or the one before */
+  int said_so[2];     /* in this meeting, or the one before */
   unsigned long idle; /* turns since somebody got further */
   machine_warp warps[MACHINE_MOST_THREADS / MACHINE_LANES];
   const char *kernel;
