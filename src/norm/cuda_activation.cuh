@@ -1,8 +1,9 @@
-/* What may be done to y last, and its slope, in the type of sums. The numbers are onepass_activation's;
- * reference.c says the same in double. */
+/* What is fused with a norm: the sum with a residual before it, and what may be done to y last, with its slope,
+ * in the type of sums. The numbers are onepass_activation's; reference.c says the same in double. */
 #ifndef ONEPASS_NORM_CUDA_ACTIVATION_CUH
 #define ONEPASS_NORM_CUDA_ACTIVATION_CUH
 
+#include "cuda/elements.cuh"
 #include "onepass.h"
 
 __device__ inline float erfc_of(float x) { return erfcf(x); }
@@ -49,27 +50,9 @@ __device__ inline C activate(int activation, C x) {
   }
 }
 
-/* Looked at once for all of them. */
-template <class C, int N>
-__device__ inline void activate_all(int activation, C (&v)[N]) {
-  if (activation == ONEPASS_NO_ACTIVATION) return;
-  if (activation == ONEPASS_RELU) {
-#pragma unroll
-    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_RELU, v[j]);
-  } else if (activation == ONEPASS_GELU) {
-#pragma unroll
-    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_GELU, v[j]);
-  } else if (activation == ONEPASS_GELU_TANH) {
-#pragma unroll
-    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_GELU_TANH, v[j]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; j++) v[j] = activate((int)ONEPASS_SILU, v[j]);
-  }
-}
-
 template <class C>
 __device__ inline C activation_slope(int activation, C x) {
+  if (activation && x == x && x - x != 0) return x > 0 ? 1 : 0; /* what it tends to */
   switch (activation) {
     case ONEPASS_RELU:
       return x > 0 ? 1 : 0;
@@ -87,6 +70,71 @@ __device__ inline C activation_slope(int activation, C x) {
     default:
       return 1;
   }
+}
+
+/* Packs and numbers that wait in registers take turns in the first place: so a loop over them need not be
+ * unrolled, and long code is there once. */
+template <class P, int N>
+__device__ inline void rotate(P (&of)[N]) {
+  const P first = of[0];
+#pragma unroll
+  for (int k = 0; k + 1 < N; k++) of[k] = of[k + 1];
+  of[N - 1] = first;
+}
+
+/* One look at the activation for all of them. */
+template <class C, int N>
+__device__ inline void activate_all(int activation, C (&v)[N]) {
+  if (sizeof(C) == 8 || activation == ONEPASS_GELU) { /* what takes long is there once */
+#pragma unroll 1
+    for (int j = 0; j < N; j++) {
+      v[0] = activate(sizeof(C) == 8 ? activation : (int)ONEPASS_GELU, v[0]);
+      rotate(v);
+    }
+    return;
+  }
+#define ONEPASS_CASE(which)                                                              \
+  if (activation == which) {                                                             \
+    _Pragma("unroll") for (int j = 0; j < N; j++) { v[j] = activate((int)which, v[j]); } \
+  }
+  ONEPASS_CASE(ONEPASS_RELU)
+  ONEPASS_CASE(ONEPASS_GELU_TANH)
+  ONEPASS_CASE(ONEPASS_SILU)
+#undef ONEPASS_CASE
+}
+
+template <class C, int N>
+__device__ inline void multiply_by_slopes(int activation, C (&g)[N], C (&before)[N]) {
+  if (sizeof(C) == 8 || activation == ONEPASS_GELU || activation == ONEPASS_GELU_TANH) {
+#pragma unroll 1
+    for (int j = 0; j < N; j++) {
+      g[0] *= activation_slope(activation, before[0]);
+      rotate(g);
+      rotate(before);
+    }
+    return;
+  }
+#define ONEPASS_CASE(which)                            \
+  if (activation == which) {                           \
+    _Pragma("unroll") for (int j = 0; j < N; j++) {    \
+      g[j] *= activation_slope((int)which, before[j]); \
+    }                                                  \
+  }
+  ONEPASS_CASE(ONEPASS_RELU)
+  ONEPASS_CASE(ONEPASS_SILU)
+#undef ONEPASS_CASE
+}
+
+/* x + residual, rounded as if it had been written and read again. */
+template <class T, int VEC>
+__device__ inline pack<T, VEC> summed(const pack<T, VEC> &x, const pack<T, VEC> &residual) {
+  typedef typename sums_of<T>::type C;
+  C v[VEC], more[VEC];
+  widen_pack(v, x);
+  widen_pack(more, residual);
+#pragma unroll
+  for (int j = 0; j < VEC; j++) v[j] += more[j];
+  return narrow_pack<C, T, VEC>(v);
 }
 
 #endif

@@ -95,70 +95,6 @@ struct gather_numbers {
   C about[N], scale[N], bias[N];
 };
 
-/* Packs and numbers that wait in registers take turns in the first place: so a loop over them need not be
- * unrolled, and long code is there once. */
-template <class P, int N>
-__device__ inline void rotate(P (&of)[N]) {
-  const P first = of[0];
-#pragma unroll
-  for (int k = 0; k + 1 < N; k++) of[k] = of[k + 1];
-  of[N - 1] = first;
-}
-
-/* One look at the activation for all of them. */
-template <class C, int N>
-__device__ inline void activate_pack(int activation, C (&v)[N]) {
-  if (sizeof(C) == 8 || activation == ONEPASS_GELU) { /* what takes long is there once */
-#pragma unroll 1
-    for (int j = 0; j < N; j++) {
-      v[0] = activate(sizeof(C) == 8 ? activation : (int)ONEPASS_GELU, v[0]);
-      rotate(v);
-    }
-    return;
-  }
-#define ONEPASS_CASE(which)                                                              \
-  if (activation == which) {                                                             \
-    _Pragma("unroll") for (int j = 0; j < N; j++) { v[j] = activate((int)which, v[j]); } \
-  }
-  ONEPASS_CASE(ONEPASS_RELU)
-  ONEPASS_CASE(ONEPASS_GELU_TANH)
-  ONEPASS_CASE(ONEPASS_SILU)
-#undef ONEPASS_CASE
-}
-
-template <class C, int N>
-__device__ inline void multiply_by_slopes(int activation, C (&g)[N], C (&before)[N]) {
-  if (sizeof(C) == 8 || activation == ONEPASS_GELU || activation == ONEPASS_GELU_TANH) {
-#pragma unroll 1
-    for (int j = 0; j < N; j++) {
-      g[0] *= activation_slope(activation, before[0]);
-      rotate(g);
-      rotate(before);
-    }
-    return;
-  }
-#define ONEPASS_CASE(which)                            \
-  if (activation == which) {                           \
-    _Pragma("unroll") for (int j = 0; j < N; j++) {    \
-      g[j] *= activation_slope((int)which, before[j]); \
-    }                                                  \
-  }
-  ONEPASS_CASE(ONEPASS_RELU)
-  ONEPASS_CASE(ONEPASS_SILU)
-#undef ONEPASS_CASE
-}
-
-/* x + residual in the type of x, which is what backward gets to see. */
-template <class T, class C, int N>
-__device__ inline pack<T, N> add_packs(const pack<T, N> &x, const pack<T, N> &residual) {
-  C v[N], r[N];
-  widen_pack(v, x);
-  widen_pack(r, residual);
-#pragma unroll
-  for (int j = 0; j < N; j++) v[j] += r[j];
-  return narrow_pack<C, T, N>(v);
-}
-
 /* All elements of a pack have numbers of their own (lanes) or the same ones. */
 template <bool FUSED, class C, int N, int M>
 __device__ inline void add_backward(plain_sums<C, 3> (&mine)[M], const C (&x)[N], C (&dy)[N],
@@ -351,7 +287,7 @@ __device__ inline void runs_gather(const cells_args &a) {
         pack<T, VEC> &x_now = x_of[FUSED ? 0 : k], &more_now = more_of[FUSED ? 0 : k];
         const bool own = view.is_own(slot);
         if (FUSED && !BACKWARD && residual) {
-          x_now = add_packs<T, C>(x_now, more_now);
+          x_now = summed(x_now, more_now);
           if (sum && own) store_pack(sum + at, x_now);
           if (sum && !own) {
 #pragma unroll
@@ -461,6 +397,8 @@ struct results {
   __device__ void take(int j, const cell_numbers<C> &with, C before) {
     const C deviation = v[j] - with.shift;
     v[j] = deviation * with.by_x + with.constant;
+    /* Running statistics do not depend on x, were it infinite. */
+    if (BACKWARD && with.by_x == 0) v[j] = with.constant;
     if constexpr (BACKWARD && FUSED) {
       at[j] = deviation * with.by_dy + before;
       by_dy[j] = with.by_dy;
@@ -483,7 +421,7 @@ struct results {
 #pragma unroll
       for (int j = 0; j < N; j++) v[j] = g[j] * by_dy[j] + v[j];
     } else if constexpr (FUSED) {
-      activate_pack(activation, v);
+      activate_all(activation, v);
     }
   }
 };
@@ -592,7 +530,7 @@ __device__ inline void runs_apply(const cells_args &a) {
     } else {
       results<BACKWARD, FUSED, C, VEC> all;
       if (FUSED && !BACKWARD && to.more) {
-        x_of[0] = add_packs<T, C>(x_of[0], more_of[0]);
+        x_of[0] = summed(x_of[0], more_of[0]);
         if (to.sum) store_pack(to.sum + at, x_of[0]);
       }
       widen_pack(all.v, x_of[0]);
@@ -721,7 +659,7 @@ __device__ inline void lanes_gather(const cells_args &a) {
         if (p >= at.end) break;
         pack<T, VEC> &x_now = x_of[FUSED ? 0 : k], &more_now = more_of[FUSED ? 0 : k];
         if (FUSED && !BACKWARD && residual) {
-          x_now = add_packs<T, C>(x_now, more_now);
+          x_now = summed(x_now, more_now);
           if (sum) store_pack(sum + p * sum_step, x_now);
         }
         C v[VEC], g[VEC];
@@ -846,7 +784,7 @@ __device__ inline void lanes_apply(const cells_args &a) {
       if (p >= at.end) break;
       results<BACKWARD, FUSED, C, VEC> all;
       if (FUSED && !BACKWARD && to.more) {
-        x_of[0] = add_packs<T, C>(x_of[0], more_of[0]);
+        x_of[0] = summed(x_of[0], more_of[0]);
         if (to.sum) store_pack(to.sum + p * sum_step, x_of[0]);
       }
       widen_pack(all.v, x_of[FUSED ? 0 : k]);

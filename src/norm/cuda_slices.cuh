@@ -168,18 +168,6 @@ __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, const pack<T, 
 
 /* ---- What is fused with a norm ---------------------------------------------------------------- */
 
-/* x + residual, rounded as if it had been written and read again. */
-template <class T, int VEC>
-__device__ inline pack<T, VEC> summed(const pack<T, VEC> &x, const pack<T, VEC> &residual) {
-  typedef typename sums_of<T>::type C;
-  C v[VEC], more[VEC];
-  widen_pack(v, x);
-  widen_pack(more, residual);
-#pragma unroll
-  for (int j = 0; j < VEC; j++) v[j] += more[j];
-  return narrow_pack<C, T, VEC>(v);
-}
-
 /* A row and what is added to it; `sum` is where that goes, or NULL. */
 template <class T>
 struct summed_row {

@@ -220,6 +220,9 @@ static void draw_trial(trial *t, onepass_dtype dtype) {
     draw_in_place(t);
   }
   fill(t);
+  if (t->norm.use_running && draw(2)) { /* one element, which is no other's business */
+    array_set(t->role[X], draw(t->role[X]->count), draw(2) ? (double)INFINITY : -(double)INFINITY);
+  }
   if (t->norm.direction == ONEPASS_BACKWARD && !t->norm.use_running) fill_saved(t);
   int length =
       snprintf(t->text, sizeof t->text,
@@ -240,7 +243,10 @@ static void draw_trial(trial *t, onepass_dtype dtype) {
 
 static double largest(const array *a, double otherwise) {
   double size = a ? 0 : otherwise;
-  for (int64_t i = 0; a && i < a->count; i++) size = fmax(size, fabs(array_get(a, i)));
+  for (int64_t i = 0; a && i < a->count; i++) {
+    const double value = fabs(array_get(a, i));
+    if (isfinite(value) && value > size) size = value;
+  }
   return size;
 }
 
