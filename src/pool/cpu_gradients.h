@@ -20,6 +20,16 @@ static void NAME(slopes)(const onepass_pool_problem *p, C *slope, const T *dy, c
   }
 }
 
+/* Adaptive windows, on a whole line, have one of three sizes. */
+static void NAME(divide_by_parts)(const onepass_pool_axis *wide, C *line) {
+  const int64_t least = wide->length / wide->pooled;
+  C one_over[3];
+  for (int i = 0; i < 3; i++) one_over[i] = (C)(1 / (double)(least + i));
+  for (parts at = first_part(wide->length, wide->pooled); at.part < wide->pooled; next_part(&at)) {
+    line[at.part] *= one_over[at.end - at.begin - least];
+  }
+}
+
 /* Outputs from..to of all rows whose windows hold row (deep, high) of dx, without the divisor of the
  * last axis. */
 static void NAME(gather_gradients)(const onepass_pool_problem *p, C *line, const T *dy, const T *y,
@@ -54,8 +64,11 @@ static void NAME(gather_gradients)(const onepass_pool_problem *p, C *line, const
   if (p->divisor != 0) return;
   /* The divisor of the last axis, which is the same for all but a few. */
   const double whole = p->op == ONEPASS_LP_POOL ? p->elements : 1;
-  const onepass_window inner = p->wide.adaptive ? (onepass_window){.begin = to, .end = to}
-                                                : inner_outputs(&p->wide, from, to);
+  if (p->wide.adaptive) {
+    NAME(divide_by_parts)(&p->wide, line);
+    return;
+  }
+  const onepass_window inner = inner_outputs(&p->wide, from, to);
   for (int64_t o = from; o < to; o++) {
     if (o == inner.begin) o = inner.end;
     if (o == to) break;
@@ -120,10 +133,14 @@ static void NAME(spread_over)(const onepass_pool_problem *p, C *out, const C *gr
 }
 
 static void NAME(spread_parts)(const onepass_pool_problem *p, C *out, const C *gradients) {
-  NAME(fill)(out, p->wide.length, 0);
+  int64_t done = 0; /* elements that are there, some of them to be added to */
   for (parts at = first_part(p->wide.length, p->wide.pooled); at.part < p->wide.pooled;
        next_part(&at)) {
-    for (int64_t i = at.begin; i < at.end; i++) out[i] += gradients[at.part];
+    const C gradient = gradients[at.part];
+    int64_t i = at.begin;
+    for (; i < done; i++) out[i] += gradient;
+    for (; i < at.end; i++) out[i] = gradient;
+    done = at.end;
   }
 }
 
