@@ -14,6 +14,16 @@ static void NAME(fix_channels)(const onepass_pool_problem *p, const C *best, int
   }
 }
 
+/* line[c] = the square of row[c], and with it what line[c] was if there is `more`. */
+static void NAME(add_squares)(C *line, const T *row, int64_t count, bool more) {
+  int64_t c = 0;
+  for (; c + W <= count; c += W) {
+    const V square = LOAD(row + c) * LOAD(row + c);
+    STOREC(line + c, more ? LOADC(line + c) + square : square, false);
+  }
+  for (; c < count; c++) line[c] = (more ? line[c] : 0) + GET(row + c) * GET(row + c);
+}
+
 /* Channels 0..count at one output. */
 static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *indices, const T *x,
                                   const onepass_window windows[ONEPASS_POOL_AXES], int64_t count,
@@ -35,6 +45,11 @@ static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *
       if (p->op == ONEPASS_LP_POOL) {
         C *powers = NAME(buffer)(p, scratch, 1);
         for (int64_t w = wide.begin; w < wide.end; w += wide.step) {
+          if (p->p == 2) {
+            NAME(add_squares)(line, row + w * p->wide.long_step, count, j.more);
+            j.more = true;
+            continue;
+          }
           NAME(unpack)(powers, row + w * p->wide.long_step, 1, count);
           NAME(raise)(powers, count, p->p);
           NAME(join_next_sums)(&j, powers, 1);
