@@ -4,10 +4,10 @@
 
 /* ---- Two by two ------------------------------------------------------------------------------ */
 
-/* As wide as a sum, and no element's number if it does not fit. */
+/* As wide as a sum; -1, which is no element's number, if it is negative or does not fit. */
 ALWAYS_INLINE I NAME(short_index)(int64_t index) {
-  const I low = (I)index, high = (I)(index >> 32);
-  return sizeof(I) == 8 ? (I)index : high ? -1 : low;
+  const I low = (I)index, high = sizeof(I) == 8 ? 0 : (I)(index >> 32);
+  return (high | low >> (8 * sizeof(I) - 1)) ? -1 : low;
 }
 
 /* dy if its maximum is here, or 0: with masks, as compilers make no vectors of a choice. */
