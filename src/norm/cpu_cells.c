@@ -353,14 +353,21 @@ static void apply_backward_cell(const work *w, int64_t number, int64_t begin, in
   const int64_t piece = piece_length(p, end - begin);
   onepass_row_gradient gradient = *row;
   gradient.by_dy *= onepass_channel_value(w, ONEPASS_ROLE_WEIGHT, number % p->channels, 1);
+  const onepass_row_scale of_dy = {.scale =
+                                       gradient.by_dy}; /* all there is if the statistic is given */
   for (int64_t i = begin; i < end; i += piece) {
     const int64_t count = onepass_least(end - i, piece);
-    const pair both = read_pair(w, &c, i, count, scratch);
-    gradient.soon_x = both.x;
-    gradient.soon_dy = both.dy;
-    p->kernels->apply_backward(p, &gradient,
-                               onepass_place_to_write(w, ONEPASS_ROLE_DX, &c.where, i, scratch),
-                               both.x, both.dy, NULL, NULL, NULL, count);
+    char *dx = onepass_place_to_write(w, ONEPASS_ROLE_DX, &c.where, i, scratch);
+    if (p->use_running) {
+      const char *dy = p->activation ? read_pair(w, &c, i, count, scratch).dy
+                                     : onepass_read_dy(w, &c.where, i, count, scratch);
+      p->kernels->apply(p, &of_dy, dx, dy, NULL, NULL, count);
+    } else {
+      const pair both = read_pair(w, &c, i, count, scratch);
+      gradient.soon_x = both.x;
+      gradient.soon_dy = both.dy;
+      p->kernels->apply_backward(p, &gradient, dx, both.x, both.dy, NULL, NULL, NULL, count);
+    }
     onepass_finish_piece(w, ONEPASS_ROLE_DX, &c.where, i, count, scratch);
   }
 }

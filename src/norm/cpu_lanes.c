@@ -292,8 +292,14 @@ static void apply_backward_block(const work *w, const piece *of, const slab_numb
   (void)chunk;
   read_pair(w, of, numbers, scratch, &x, &dy);
   place_to_write(w, ONEPASS_ROLE_DX, of, scratch, &dx);
-  p->kernels->apply_backward_lanes(dx.base, dx.at, x.base, x.at, dy.base, dy.at, of->count,
-                                   of->width, &gradients, NULL);
+  if (p->use_running) { /* dy is all there is if the statistic is given: the constant is 0 */
+    const onepass_lane_scales of_dy = {gradients.constant, gradients.by_dy, gradients.constant};
+    p->kernels->apply_lanes(dx.base, dx.at, dy.base, dy.at, of->count, of->width, &of_dy, NULL,
+                            NULL);
+  } else {
+    p->kernels->apply_backward_lanes(dx.base, dx.at, x.base, x.at, dy.base, dy.at, of->count,
+                                     of->width, &gradients, NULL);
+  }
   finish_lanes(w, ONEPASS_ROLE_DX, of, scratch);
 }
 
@@ -382,7 +388,8 @@ static void finish_backward_row(const work *w, int64_t slab, int64_t row_of_slab
   const onepass_norm_problem *p = w->problem;
   const int64_t channels = channels_of_row(p), first = row_of_slab * channels;
   const double rstd = onepass_saved_at(w, ONEPASS_ROLE_RSTD, slab * rows_of_slab(p) + row_of_slab);
-  const double share = p->use_running ? 0 : p->one_over_n;
+  const bool given =
+      p->use_running; /* the statistic is no function of x, whose sums may be infinite */
   const onepass_lane_sums own = sums_at(p, numbers, 0, first);
   onepass_row_sums sums = {0};
   for (int64_t c = 0; gathers_backward(w) && c < channels; c++) {
@@ -393,11 +400,12 @@ static void finish_backward_row(const work *w, int64_t slab, int64_t row_of_slab
     sums.c += own.c[c];
   }
   /* The mean of z would be 0 had the saved mean not been rounded. */
-  const double offset = -sums.c * share;
-  const double by_z = -rstd * (sums.b + offset * sums.a) * share;
+  const double offset = given ? 0 : -sums.c * p->one_over_n;
+  const double by_z = given ? 0 : -rstd * (sums.b + offset * sums.a) * p->one_over_n;
+  const double constant = given ? 0 : by_z * offset - rstd * sums.a * p->one_over_n;
   for (int64_t c = 0; c < channels; c++) {
     set_value(p, numbers, BY_Z, first + c, by_z);
-    set_value(p, numbers, CONSTANT, first + c, by_z * offset - rstd * sums.a * share);
+    set_value(p, numbers, CONSTANT, first + c, constant);
     if (!onepass_sums_weights(&w->plan->layouts)) continue;
     moments_at(w, slab, first + c)[0] = own.b[c] + offset * own.a[c];
     moments_at(w, slab, first + c)[1] = own.a[c];

@@ -185,7 +185,7 @@ static bool choose_channels(onepass_plan *plan, int threads) {
   onepass_pool_problem *p = &plan->problem.pool;
   const int64_t length = output_length(p);
   p->has_indices = onepass_has(&plan->layouts, ONEPASS_ROLE_INDICES);
-  if (p->backward && p->op != ONEPASS_AVG_POOL) return false;
+  if (p->backward && p->op == ONEPASS_LP_POOL) return false;
   if (p->has_indices && plane_length(p) > INT32_MAX) return false;
   if (!has_dense_channels(plan)) return false;
   p->channels = p->planes.size[p->planes.ndim - 1];
@@ -208,6 +208,7 @@ static bool choose_planes(onepass_plan *plan, int threads) {
   const int64_t sum_size = onepass_type_size(onepass_type_of_sums(p->type));
   p->has_indices = onepass_has(&plan->layouts, ONEPASS_ROLE_INDICES);
   if (p->has_indices && plane_length(p) > INT32_MAX) return false;
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) even_out(&p->axis[a]);
   if (p->backward && p->op == ONEPASS_MAX_POOL) {
     const bool halves = onepass_type_size(p->type) < sum_size;
     if (halves && plane_length(p) > ONEPASS_POOL_LARGEST_PLANE) return false;
@@ -215,7 +216,6 @@ static bool choose_planes(onepass_plan *plan, int threads) {
     p->tasks = p->planes.count;
     p->scratch_size = halves ? ((size_t)(plane_length(p) * sum_size) + 63) / 64 * 64 : 0;
   } else {
-    for (int a = 0; a < ONEPASS_POOL_AXES; a++) even_out(&p->axis[a]);
     merge_into_last(p, &p->high);
     if (p->high.length == 1) merge_into_last(p, &p->deep);
     p->windows = windows_of(p);

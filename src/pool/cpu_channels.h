@@ -14,6 +14,16 @@ static void NAME(fix_channels)(const onepass_pool_problem *p, const C *best, int
   }
 }
 
+/* line[c] = the square of row[c], and with it what line[c] was if there is `more`. */
+static void NAME(add_squares)(C *line, const T *row, int64_t count, bool more) {
+  int64_t c = 0;
+  for (; c + W <= count; c += W) {
+    const V square = LOAD(row + c) * LOAD(row + c);
+    STOREC(line + c, more ? LOADC(line + c) + square : square, false);
+  }
+  for (; c < count; c++) line[c] = (more ? line[c] : 0) + GET(row + c) * GET(row + c);
+}
+
 /* Channels 0..count at one output. */
 static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *indices, const T *x,
                                   const onepass_window windows[ONEPASS_POOL_AXES], int64_t count,
@@ -35,6 +45,11 @@ static void NAME(channels_output)(const onepass_pool_problem *p, T *y, int64_t *
       if (p->op == ONEPASS_LP_POOL) {
         C *powers = NAME(buffer)(p, scratch, 1);
         for (int64_t w = wide.begin; w < wide.end; w += wide.step) {
+          if (p->p == 2) {
+            NAME(add_squares)(line, row + w * p->wide.long_step, count, j.more);
+            j.more = true;
+            continue;
+          }
           NAME(unpack)(powers, row + w * p->wide.long_step, 1, count);
           NAME(raise)(powers, count, p->p);
           NAME(join_next_sums)(&j, powers, 1);
@@ -123,12 +138,53 @@ static void NAME(channels_element)(const onepass_pool_problem *p, T *dx, const T
   NAME(put_all)(dx, 1, j.line, count);
 }
 
+/* To channels 0..count of a line, what those have for an element that see their maximum there. */
+static void NAME(add_picked)(C *restrict line, const T *restrict dy,
+                             const int64_t *restrict indices, I element, int64_t count) {
+  for (int64_t c = 0; c < count; c++) {
+    line[c] += NAME(if_here)(GET(dy + c), NAME(short_index)(indices[c]), element);
+  }
+}
+
+/* The same for a maximum: an output has something for the element if its window holds it, and its index
+ * names it. */
+static void NAME(channels_maximum)(const onepass_pool_problem *p, T *dx, const T *dy,
+                                   const int64_t *indices,
+                                   const onepass_window outputs[ONEPASS_POOL_AXES],
+                                   const int64_t position[ONEPASS_POOL_AXES], int64_t count,
+                                   void *scratch) {
+  const int64_t element =
+      (position[0] * p->high.length + position[1]) * p->wide.length + position[2];
+  C *line = NAME(buffer)(p, scratch, 0);
+  NAME(fill)(line, count, 0);
+  for (int64_t d = outputs[0].begin; d < outputs[0].end; d++) {
+    if (!window_has(onepass_window_of(&p->deep, d), position[0])) continue;
+    for (int64_t h = outputs[1].begin; h < outputs[1].end; h++) {
+      if (!window_has(onepass_window_of(&p->high, h), position[1])) continue;
+      for (int64_t w = outputs[2].begin; w < outputs[2].end; w++) {
+        if (!window_has(onepass_window_of(&p->wide, w), position[2])) continue;
+        NAME(add_picked)
+        (line, dy + d * p->deep.pooled_step + h * p->high.pooled_step + w * p->wide.pooled_step,
+         indices + d * p->deep.step[ONEPASS_ROLE_INDICES] + h * p->high.step[ONEPASS_ROLE_INDICES] +
+             w * p->wide.step[ONEPASS_ROLE_INDICES],
+         (I)element, count);
+      }
+    }
+  }
+  NAME(put_all)(dx, 1, line, count);
+}
+
 static void NAME(channels_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
                                     int64_t begin, int64_t end, void *scratch) {
   for (int64_t task = begin; task < end; task++) {
     const piece at = piece_of(p, task, p->deep.length, p->high.length, p->wide.length);
     const T *dy =
         (const T *)buffers->dy + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DY, at.plane);
+    const int64_t *indices = NULL;
+    if (p->has_indices) {
+      indices = (const int64_t *)buffers->indices +
+                onepass_walk_offset(&p->planes, ONEPASS_ROLE_INDICES, at.plane);
+    }
     T *dx = (T *)buffers->dx + offset_of_row(p, ONEPASS_ROLE_DX, &at);
     onepass_window outputs[] = {
         onepass_outputs_of(&p->deep, at.deep), onepass_outputs_of(&p->high, at.high), {.begin = 0}};
@@ -137,8 +193,14 @@ static void NAME(channels_backward)(const onepass_pool_problem *p, const onepass
       for (int64_t c = 0; c < p->channels; c += ONEPASS_POOL_TILE) {
         const int64_t count =
             p->channels - c < ONEPASS_POOL_TILE ? p->channels - c : ONEPASS_POOL_TILE;
-        NAME(channels_element)
-        (p, dx + i * p->wide.long_step + c, dy + c, outputs, count, scratch);
+        T *to = dx + i * p->wide.long_step + c;
+        if (indices) {
+          const int64_t position[] = {at.deep, at.high, i};
+          NAME(channels_maximum)
+          (p, to, dy + c, indices + c, outputs, position, count, scratch);
+        } else {
+          NAME(channels_element)(p, to, dy + c, outputs, count, scratch);
+        }
       }
     }
   }

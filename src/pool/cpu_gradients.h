@@ -2,7 +2,7 @@
  *
  * Of averages and roots they are window sums once more: a task is a piece of a row of dx. The rows of
  * dy whose windows hold that row are added up, each over its divisor, into a line of gradients, and
- * those that hold an element along that line are summed. Of maxima, indices say where they go. */
+ * those that hold an element along that line are summed. Those of maxima are in cpu_maxima.h. */
 
 /* ---- Averages and roots: what one row of dy passes on ---------------------------------------- */
 
@@ -17,6 +17,16 @@ static void NAME(slopes)(const onepass_pool_problem *p, C *slope, const T *dy, c
     C share = GET(dy + o * dy_step) * (power / (C)p->p);
     if (value != value) share *= 0;
     slope[o] = value == 0 ? 0 : share;
+  }
+}
+
+/* Adaptive windows, on a whole line, have one of three sizes. */
+static void NAME(divide_by_parts)(const onepass_pool_axis *wide, C *line) {
+  const int64_t least = wide->length / wide->pooled;
+  C one_over[3];
+  for (int i = 0; i < 3; i++) one_over[i] = (C)(1 / (double)(least + i));
+  for (parts at = first_part(wide->length, wide->pooled); at.part < wide->pooled; next_part(&at)) {
+    line[at.part] *= one_over[at.end - at.begin - least];
   }
 }
 
@@ -54,8 +64,11 @@ static void NAME(gather_gradients)(const onepass_pool_problem *p, C *line, const
   if (p->divisor != 0) return;
   /* The divisor of the last axis, which is the same for all but a few. */
   const double whole = p->op == ONEPASS_LP_POOL ? p->elements : 1;
-  const onepass_window inner = p->wide.adaptive ? (onepass_window){.begin = to, .end = to}
-                                                : inner_outputs(&p->wide, from, to);
+  if (p->wide.adaptive) {
+    NAME(divide_by_parts)(&p->wide, line);
+    return;
+  }
+  const onepass_window inner = inner_outputs(&p->wide, from, to);
   for (int64_t o = from; o < to; o++) {
     if (o == inner.begin) o = inner.end;
     if (o == to) break;
@@ -120,10 +133,14 @@ static void NAME(spread_over)(const onepass_pool_problem *p, C *out, const C *gr
 }
 
 static void NAME(spread_parts)(const onepass_pool_problem *p, C *out, const C *gradients) {
-  NAME(fill)(out, p->wide.length, 0);
+  int64_t done = 0; /* elements that are there, some of them to be added to */
   for (parts at = first_part(p->wide.length, p->wide.pooled); at.part < p->wide.pooled;
        next_part(&at)) {
-    for (int64_t i = at.begin; i < at.end; i++) out[i] += gradients[at.part];
+    const C gradient = gradients[at.part];
+    int64_t i = at.begin;
+    for (; i < done; i++) out[i] += gradient;
+    for (; i < at.end; i++) out[i] = gradient;
+    done = at.end;
   }
 }
 
@@ -205,117 +222,5 @@ static void NAME(planes_backward)(const onepass_pool_problem *p, const onepass_b
     before = at;
     high_before = high;
     next_piece(p, &at, p->deep.length, p->high.length, p->wide.length);
-  }
-}
-
-/* ---- Maxima: a task is a plane --------------------------------------------------------------- */
-
-/* Adds a row of dy to the elements that its indices name, as far as its windows hold them. `steps`
- * are those of the plane, which is `dense` if an index says where an element is; `simple` windows have
- * no gaps and one size. */
-ALWAYS_INLINE void NAME(scatter_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
-                                     const T *dy, const int64_t *indices, onepass_window deep,
-                                     onepass_window high, const int axes, const bool dense,
-                                     const bool simple) {
-  const onepass_pool_axis *wide = &p->wide;
-  const int64_t index_step = dense ? 1 : wide->step[ONEPASS_ROLE_INDICES];
-  const int64_t dy_step = dense ? 1 : wide->pooled_step;
-  const uint64_t elements = (uint64_t)(p->deep.length * p->high.length * wide->length);
-  const uint64_t rows = (uint64_t)p->high.length, columns = (uint64_t)wide->length;
-  const uint64_t one_over_rows = one_over(rows), one_over_columns = one_over(columns);
-  const uint64_t dilation = (uint64_t)wide->dilation,
-                 one_over_dilation = one_over(dilation | !dilation);
-  uint64_t start = -(uint64_t)wide->padding, extent = (uint64_t)wide->extent;
-  parts part = {0};
-  if (!simple) part = first_part(wide->length, wide->pooled);
-  for (int64_t o = 0; o < wide->pooled; o++, start += (uint64_t)wide->stride) {
-    if (!simple && wide->adaptive) {
-      start = (uint64_t)part.begin;
-      extent = (uint64_t)(part.end - part.begin);
-      next_part(&part);
-    }
-    const uint64_t index = (uint64_t)indices[o * index_step];
-    if (index >= elements) continue;
-    uint64_t row = 0, depth = 0, column = index;
-    if (axes > 1) {
-      row = times_one_over(index, columns, one_over_columns);
-      column -= row * columns;
-    }
-    if (axes > 2) {
-      depth = times_one_over(row, rows, one_over_rows);
-      row -= depth * rows;
-    }
-    if (column - start >= extent) continue; /* below it, too */
-    if (!simple && dilation > 1 && !is_multiple(column - start, dilation, one_over_dilation)) {
-      continue;
-    }
-    if (axes > 1 && !window_has(high, (int64_t)row)) continue;
-    if (axes > 2 && !window_has(deep, (int64_t)depth)) continue;
-    const int64_t place =
-        dense ? (int64_t)index
-              : (int64_t)depth * steps[0] + (int64_t)row * steps[1] + (int64_t)column * steps[2];
-    plane[place] += GET(dy + o * dy_step);
-  }
-}
-
-static void NAME(scatter_any_row)(const onepass_pool_problem *p, C *plane, const int64_t *steps,
-                                  const T *dy, const int64_t *indices, onepass_window deep,
-                                  onepass_window high, bool dense) {
-  const bool simple = !p->wide.adaptive && p->wide.dilation == 1;
-#define CASE(axes)                                                                   \
-  if (dense && simple) {                                                             \
-    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, true, true);   \
-  } else {                                                                           \
-    NAME(scatter_row)(p, plane, steps, dy, indices, deep, high, axes, false, false); \
-  }
-  if (p->spatial == 1) {
-    CASE(1)
-  } else if (p->spatial == 2) {
-    CASE(2)
-  } else {
-    CASE(3)
-  }
-#undef CASE
-}
-
-static void NAME(maxima_backward)(const onepass_pool_problem *p, const onepass_buffers *buffers,
-                                  int64_t begin, int64_t end, void *scratch) {
-  const int64_t steps[] = {p->deep.long_step, p->high.long_step, p->wide.long_step};
-  const int64_t packed[] = {p->high.length * p->wide.length, p->wide.length, 1};
-  for (int64_t number = begin; number < end; number++) {
-    T *dx = (T *)buffers->dx + onepass_walk_offset(&p->planes, ONEPASS_ROLE_DX, number);
-    /* Halves are summed in a plane of their own. */
-    C *plane = IS_SUMS ? (C *)(void *)dx : (C *)scratch;
-    const int64_t *plane_steps = IS_SUMS ? steps : packed;
-    const bool dense = p->wide.step[ONEPASS_ROLE_INDICES] == 1 && p->wide.pooled_step == 1 &&
-                       plane_steps[2] == 1 &&
-                       (p->high.length == 1 || plane_steps[1] == packed[1]) &&
-                       (p->deep.length == 1 || plane_steps[0] == packed[0]);
-    for (piece at = {.plane = number}; at.deep < p->deep.length; at.deep++) {
-      for (at.high = 0; at.high < p->high.length; at.high++) {
-        C *row = plane + at.deep * plane_steps[0] + at.high * plane_steps[1];
-        if (plane_steps[2] == 1) {
-          NAME(fill)(row, p->wide.length, 0);
-          continue;
-        }
-        for (int64_t w = 0; w < p->wide.length; w++) row[w * plane_steps[2]] = 0;
-      }
-    }
-    for (piece at = {.plane = number}; at.deep < p->deep.pooled; at.deep++) {
-      for (at.high = 0; at.high < p->high.pooled; at.high++) {
-        NAME(scatter_any_row)
-        (p, plane, plane_steps, (const T *)buffers->dy + offset_of_row(p, ONEPASS_ROLE_DY, &at),
-         (const int64_t *)buffers->indices + offset_of_row(p, ONEPASS_ROLE_INDICES, &at),
-         onepass_window_of(&p->deep, at.deep), onepass_window_of(&p->high, at.high), dense);
-      }
-    }
-    if (IS_SUMS) continue;
-    for (piece at = {.plane = number}; at.deep < p->deep.length; at.deep++) {
-      for (at.high = 0; at.high < p->high.length; at.high++) {
-        NAME(put_all)
-        (dx + at.deep * steps[0] + at.high * steps[1], steps[2],
-         plane + at.deep * packed[0] + at.high * packed[1], p->wide.length);
-      }
-    }
   }
 }

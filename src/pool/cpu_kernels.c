@@ -7,6 +7,7 @@
 
 enum {
   REDUCED_ONE_BY_ONE = 16, /* from this stride on, summing every window by itself is cheaper */
+  LEAST_IN_TWOS = 16,      /* shorter rows of maxima are scattered */
   ADDED_ONE_BY_ONE = 8     /* up to so many fours a window adds them up; beyond, it doubles them */
 };
 

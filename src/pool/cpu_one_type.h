@@ -8,6 +8,7 @@
 #include "pool/cpu_planes.h"
 
 #include "pool/cpu_gradients.h"
+#include "pool/cpu_maxima.h"
 
 #include "pool/cpu_channels.h"
 

@@ -102,3 +102,9 @@ static int64_t offset_of_row(const onepass_pool_problem *p, onepass_role role, c
   return onepass_walk_offset(&p->planes, role, at->plane) + at->deep * p->deep.step[role] +
          at->high * p->high.step[role];
 }
+
+/* Whether elements of a plane with these steps lie one behind the other, as indices count them. */
+static bool has_packed_plane(const onepass_pool_problem *p, const int64_t *steps) {
+  return steps[2] == 1 && (p->high.length == 1 || steps[1] == p->wide.length) &&
+         (p->deep.length == 1 || steps[0] == p->high.length * p->wide.length);
+}

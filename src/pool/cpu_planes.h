@@ -292,6 +292,17 @@ static C NAME(largest_of)(const C *run, int64_t count) {
 
 /* If the run has something larger than the best so far, or a NaN, where it is; otherwise -1. */
 static int64_t NAME(look_for_larger)(C *best, const C *run, int64_t count) {
+  if (count < 2 * W) {
+    C most = *best;
+    int64_t found = -1;
+    for (int64_t i = 0; i < count; i++) {
+      if (!(run[i] > most || run[i] != run[i])) continue;
+      most = run[i];
+      found = i;
+    }
+    *best = most;
+    return found;
+  }
   const C largest = NAME(largest_of)(run, count);
   if (!(largest > *best || largest != largest)) return -1;
   *best = largest;
@@ -492,12 +503,14 @@ static void NAME(uneven_maxima)(const onepass_pool_problem *p, T *y, int64_t *in
     for (int64_t h = high.begin; h < high.end; h++) {
       const int64_t row = (d * p->high.length + h) * p->wide.length;
       const bool is_first = d == deep.begin && h == high.begin;
-      NAME(unpack)
-      (line, x + d * p->deep.long_step + h * p->high.long_step, p->wide.long_step, p->wide.length);
+      const T *start = x + d * p->deep.long_step + h * p->high.long_step;
+      const bool as_it_is = IS_SUMS && p->wide.long_step == 1;
+      const C *run = as_it_is ? (const C *)(const void *)start : line;
+      if (!as_it_is) NAME(unpack)(line, start, p->wide.long_step, p->wide.length);
       for (parts at = first_part(p->wide.length, p->wide.pooled); at.part < p->wide.pooled;
            next_part(&at)) {
         const int64_t found =
-            NAME(look_for_larger)(best + at.part, line + at.begin, at.end - at.begin);
+            NAME(look_for_larger)(best + at.part, run + at.begin, at.end - at.begin);
         if (found >= 0 || is_first) {
           indices[at.part * step] = row + at.begin + (found < 0 ? 0 : found);
         }
