@@ -1,5 +1,5 @@
 /* Normalizations by channel on a GPU, between launch_cells.c, which decides, cuda_cells.c, which
- * launches, and the kernels of cuda_cells.cuh. Both C and CUDA C++ read this.
+ * launches, and the kernels of cuda_cells*.cuh. Both C and CUDA C++ read this.
  *
  * x is [batches, channels, ...]; a *cell* is one channel of one batch. A row, which has one statistic, is
  * some neighbouring cells of a batch (group_norm) or all cells of a channel (batch_norm). Cells lie as

@@ -1,7 +1,9 @@
 /* The normalization kernels for one element type, ELEMENT, which the build names. Every kernel's
  * name says what it is for; src/norm/cuda.c puts the same names together. */
 #include "norm/cuda_blocks.cuh"
-#include "norm/cuda_cells.cuh"
+#include "norm/cuda_cells_lanes.cuh"
+#include "norm/cuda_cells_merge.cuh"
+#include "norm/cuda_cells_runs.cuh"
 #include "norm/cuda_passes.cuh"
 #include "norm/cuda_ring.cuh"
 #include "norm/cuda_stream.cuh"
