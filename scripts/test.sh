@@ -65,22 +65,23 @@ build_asan() {
   configure_and_build asan "${cuda[@]}"
 }
 
-# One of the scripts that the build has made for pytest; CTest would hide what it prints.
-run_python_tests() { # script
-  sh "$1" | tee "$1.log"
-  local status=${PIPESTATUS[0]}
-  grep -hE '^(skip: |SKIPPED )' "$1.log" >>"$skips"
-  [ "$status" = 0 ] || [ "$status" = 77 ]
-}
-
-# The C tests side by side, then the Python ones. All run whatever happens.
+# The C tests side by side, then the Python ones likewise: the scripts that the build has made for pytest, as
+# CTest would hide what they print. All run whatever happens.
 run_all_tests() { # folder
-  local status=0
+  local status=0 script
+  local -A running=()
   ctest --test-dir "$1" --output-on-failure -j"$jobs" -LE python || status=1
   collect_skips "$1"
   for script in "$1"/tests/*_tests.sh; do
+    sh "$script" >"$script.log" 2>&1 &
+    running[$script]=$!
+  done
+  for script in "${!running[@]}"; do
+    wait "${running[$script]}"
+    [[ $? = 0 || $? = 77 ]] || status=1
     printf '\n-- %s\n' "$(basename "$script" .sh)"
-    run_python_tests "$script" || status=1
+    cat "$script.log"
+    grep -hE '^(skip: |SKIPPED )' "$script.log" >>"$skips"
   done
   return "$status"
 }
@@ -135,22 +136,6 @@ build_python_package() { # python
     --no-build-isolation --no-deps --target build/python-package .
 }
 
-# The tests of the package with a PyTorch, or why not.
-test_with_torch() { # version
-  local torch_python status=0
-  if ! torch_python=$(scripts/find_torch.sh "$1" 2>"build/torch-$1.reason"); then
-    skip "the PyTorch package with PyTorch ($1): $(cat "build/torch-$1.reason")"
-    [ "${CI:-}" != true ]
-    return
-  fi
-  if [ ! -d build/python-package ]; then
-    build_python_package "$torch_python" || return 1
-  fi
-  "$torch_python" -c 'import torch; print("-- PyTorch", torch.__version__)'
-  run_pytest "$torch_python" "build/torch-$1.out" tests/python || status=1
-  test_judge "$1" "$torch_python" || status=1
-  return "$status"
-}
 
 # The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats.
 # Some verdicts hang on the clock, and a machine may be busy with something else for a moment: what failed is
@@ -168,17 +153,35 @@ run_pytest() { # python output argument...
   local python=$1 output=$2 status
   shift 2
   PYTHONPATH=build/python-package PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs \
-    -o cache_dir="$PWD/$output.cache" "$@" | tee "$output"
-  status=${PIPESTATUS[0]}
+    -o cache_dir="$PWD/$output.cache" "$@" >"$output" 2>&1
+  status=$?
+  "$python" -c 'import torch; print("-- PyTorch", torch.__version__)'
+  cat "$output"
   grep '^SKIPPED ' "$output" >>"$skips"
   return "$status"
 }
 
+# With both versions of PyTorch side by side; then the judge, one after the other, as it looks at the clock.
 stage_python() {
-  local status=0
+  local status=0 version
+  local -A python_of=() running=()
   rm -rf build/python-package
   for version in current 2.0.1; do
-    test_with_torch "$version" || status=1
+    if ! python_of[$version]=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
+      skip "the PyTorch package with PyTorch ($version): $(cat "build/torch-$version.reason")"
+      unset "python_of[$version]"
+      [ "${CI:-}" != true ] || status=1
+    elif [ ! -d build/python-package ]; then
+      build_python_package "${python_of[$version]}" || return 1
+    fi
+  done
+  for version in "${!python_of[@]}"; do
+    run_pytest "${python_of[$version]}" "build/torch-$version.out" tests/python &
+    running[$version]=$!
+  done
+  for version in "${!running[@]}"; do wait "${running[$version]}" || status=1; done
+  for version in "${!python_of[@]}"; do
+    test_judge "$version" "${python_of[$version]}" || status=1
   done
   if command -v ruff >/dev/null; then
     ruff check . || status=1
