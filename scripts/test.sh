@@ -204,7 +204,8 @@ stage_emulated() {
     skip "kernels on an emulated GPU: there is no g++"
     return 0
   fi
-  if cmake --preset emulated 2>&1 | grep -q 'needs the CUDA backend'; then
+  cmake --preset emulated >build/emulated.log 2>&1
+  if grep -q 'needs the CUDA backend' build/emulated.log; then
     skip "kernels on an emulated GPU: there is no nvcc"
     return 0
   fi
