@@ -42,6 +42,11 @@ static char *piece_base(const work *w, onepass_role role, const piece *of) {
 
 static void find_positions(const work *w, onepass_role role, const piece *of, int64_t *at) {
   const onepass_walk *positions = positions_of(w->problem);
+  if (positions->ndim == 1) {
+    const int64_t stride = positions->stride[role][0];
+    for (int64_t k = 0; k < of->count; k++) at[k] = (of->position + k) * stride;
+    return;
+  }
   for (int64_t k = 0; k < of->count; k++) {
     at[k] = onepass_walk_offset(positions, role, of->position + k);
   }

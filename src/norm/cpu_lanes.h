@@ -36,22 +36,51 @@ ALWAYS_INLINE void NAME(guess_means)(C *shift, const T *x, const int64_t *at, in
   })
 }
 
+/* Whether positions follow each other in memory: what is ahead of one is wanted soon. */
+ALWAYS_INLINE bool NAME(back_to_back)(const int64_t *at, int64_t count, int64_t width) {
+  return at[count - 1] - at[0] == (count - 1) * width;
+}
+
+/* Adds four positions to the sums of `vectors` vectors of lanes from j on, 4 or 1; of a single one, `here`
+ * lanes. */
+ALWAYS_INLINE void NAME(sum_four)(const int vectors, const bool ahead, const T *const *from,
+                                  int64_t j, int64_t here, const C *shift, C *sum, C *squares) {
+  V v[4][4], d[4], s[4], a[4], b[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    if (vectors == 4) {
+      if (ahead) prefetch_ahead(from[i] + j, 4 * W * sizeof(T));
+      LOADS(v[i], from[i] + j, 4);
+    } else {
+      v[i][0] = NAME(load_some)(from[i] + j, here);
+    }
+  }
+  LOADSC(s, shift + j, vectors);
+  LOADSC(a, sum + j, vectors);
+  LOADSC(b, squares + j, vectors);
+  UNROLL for (int u = 0; u < vectors; u++) {
+    UNROLL for (int i = 0; i < 4; i++) d[i] = v[i][u] - s[u];
+    a[u] += NAME(tree)(d, 4);
+    b[u] += NAME(dot)(d, d, 4);
+  }
+  STORESC(sum + j, a, vectors, false);
+  STORESC(squares + j, b, vectors, false);
+}
+
 /* Sums of the deviations from `shift` and of their squares. */
 ALWAYS_INLINE void NAME(sum_lanes)(const T *x, const int64_t *at, int64_t count, int64_t width,
                                    const C *shift, C *sum, C *squares) {
   const int64_t room = (width + W - 1) / W * W;
   memset(sum, 0, (size_t)room * sizeof(C));
   memset(squares, 0, (size_t)room * sizeof(C));
+  const bool ahead = NAME(back_to_back)(at, count, width);
   int64_t k = 0;
-  for (; k + 8 <= count; k += 8) {
-    const T *from[8];
-    UNROLL for (int i = 0; i < 8; i++) from[i] = x + at[k + i];
-    FOR_EACH_VECTOR(width, {
-      const V s = LOADC(shift + j);
-      V v[8];
-      UNROLL for (int i = 0; i < 8; i++) v[i] = NAME(load_some)(from[i] + j, here) - s;
-      STOREC(sum + j, LOADC(sum + j) + NAME(tree)(v, 8), false);
-      STOREC(squares + j, LOADC(squares + j) + NAME(dot)(v, v, 8), false);
+  for (; k + 4 <= count; k += 4) {
+    const T *const from[4] = {x + at[k], x + at[k + 1], x + at[k + 2], x + at[k + 3]};
+    int64_t i = 0;
+    for (; i + 4 * W <= width; i += 4 * W)
+      NAME(sum_four)(4, ahead, from, i, W, shift, sum, squares);
+    FOR_EACH_VECTOR(width - i, {
+      NAME(sum_four)(1, ahead, from, i + j, here, shift, sum, squares);
     })
   }
   for (; k < count; k++) {
@@ -120,11 +149,13 @@ static void NAME(gather_lanes)(const void *x_start, const int64_t *at, int64_t c
 }
 
 /* One position, whole cache lines one after the other: cores then write them without reading them first. */
-ALWAYS_INLINE void NAME(apply_position)(const bool weighted, T *to, const T *from, int64_t width,
-                                        const C *shift, const C *scale, const C *offset, V w, V b) {
+ALWAYS_INLINE void NAME(apply_position)(const bool weighted, const bool ahead, T *to, const T *from,
+                                        int64_t width, const C *shift, const C *scale,
+                                        const C *offset, V w, V b) {
   int64_t i = 0;
   for (; i + 4 * W <= width; i += 4 * W) {
     V v[4], s[4], f[4], o[4];
+    if (ahead) prefetch_ahead(from + i, 4 * W * sizeof(T));
     LOADS(v, from + i, 4);
     LOADSC(s, shift + i, 4);
     LOADSC(f, scale + i, 4);
@@ -150,16 +181,17 @@ static void NAME(apply_lanes)(void *y, const int64_t *y_at, const void *x, const
   const T *from = x;
   T *to = y;
   const WT *weights = weight, *biases = bias;
+  const bool ahead = NAME(back_to_back)(x_at, count, width);
   for (int64_t k = 0; k < count; k++) {
     if (weight || bias) {
       const V w = ALL(weights ? GETW(weights + k) : 1), b = ALL(biases ? GETW(biases + k) : 0);
       NAME(apply_position)
-      (true, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale, scales->offset, w,
-       b);
+      (true, ahead, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale,
+       scales->offset, w, b);
     } else {
       NAME(apply_position)
-      (false, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale, scales->offset,
-       ALL(1), ALL(0));
+      (false, ahead, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale,
+       scales->offset, ALL(1), ALL(0));
     }
   }
 }
