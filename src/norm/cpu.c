@@ -200,16 +200,27 @@ typedef struct pair {
   const char *x, *dy;
 } pair;
 
-static pair read_pair(const work *w, int64_t row, int64_t begin, int64_t count, char *scratch) {
+/* Where dy is on its way. A row that is kept is behind everything else in the scratch. */
+static char *staged_dy(const work *w, int64_t begin, char *scratch) {
+  const onepass_norm_problem *p = w->problem;
+  if (!p->keeps_dy) return onepass_piece_at(p, scratch, ONEPASS_STAGED_DY);
+  const int64_t before = p->row_block ? 2 * p->elements.count : 0; /* the sums of weights */
+  return onepass_piece_at(p, scratch, ONEPASS_PIECES) + sums_bytes(w, before + begin);
+}
+
+/* To gather or, `again`, to apply. */
+static pair read_pair(const work *w, int64_t row, int64_t begin, int64_t count, bool again,
+                      char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const onepass_stretch run = row_at(w, row);
-  const pair both = {onepass_read_x(w, &run, begin, count, scratch),
-                     onepass_read_dy(w, &run, begin, count, scratch)};
+  char *staged = staged_dy(w, begin, scratch);
+  pair both = {onepass_read_x(w, &run, begin, count, scratch), staged};
+  if (again && p->keeps_dy) return both;
+  both.dy = onepass_read_dy(w, &run, begin, count, staged, scratch);
   if (p->activation) {
     const onepass_row_scale before = onepass_scale_by_saved(saved_at(w, ONEPASS_ROLE_MEAN, row),
                                                             saved_at(w, ONEPASS_ROLE_RSTD, row));
-    onepass_pass_activation(w, both.x, onepass_piece_at(p, scratch, ONEPASS_STAGED_DY), &before,
-                            weight_at(p, w->buffers.weight, begin),
+    onepass_pass_activation(w, both.x, staged, &before, weight_at(p, w->buffers.weight, begin),
                             weight_at(p, w->buffers.bias, begin), count, scratch);
   }
   return both;
@@ -218,7 +229,7 @@ static pair read_pair(const work *w, int64_t row, int64_t begin, int64_t count, 
 static onepass_row_sums gather_backward_piece(const work *w, int64_t row, int64_t begin,
                                               int64_t count, char *scratch) {
   const onepass_norm_problem *p = w->problem;
-  const pair both = read_pair(w, row, begin, count, scratch);
+  const pair both = read_pair(w, row, begin, count, false, scratch);
   return p->kernels->gather_backward(both.x, both.dy, weight_at(p, w->buffers.weight, begin),
                                      saved_at(w, ONEPASS_ROLE_MEAN, row),
                                      saved_at(w, ONEPASS_ROLE_RSTD, row), count);
@@ -235,7 +246,7 @@ static void apply_backward_piece(const work *w, int64_t row, int64_t begin, int6
                                  char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const onepass_stretch run = row_at(w, row);
-  const pair both = read_pair(w, row, begin, count, scratch);
+  const pair both = read_pair(w, row, begin, count, true, scratch);
   p->kernels->apply_backward(p, gradient,
                              onepass_place_to_write(w, ONEPASS_ROLE_DX, &run, begin, scratch),
                              both.x, both.dy, weight_at(p, w->buffers.weight, begin),

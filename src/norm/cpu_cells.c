@@ -331,7 +331,7 @@ typedef struct pair {
 
 static pair read_pair(const work *w, const cell *c, int64_t begin, int64_t count, char *scratch) {
   pair both = {onepass_read_x(w, &c->where, begin, count, scratch),
-               onepass_read_dy(w, &c->where, begin, count, scratch)};
+               onepass_read_dy(w, &c->where, begin, count, NULL, scratch)};
   if (w->problem->activation) {
     char *dy = onepass_piece_at(w->problem, scratch, ONEPASS_STAGED_DY);
     onepass_pass_activation(w, both.x, dy, &c->before, NULL, NULL, count, scratch);
@@ -360,7 +360,7 @@ static void apply_backward_cell(const work *w, int64_t number, int64_t begin, in
     char *dx = onepass_place_to_write(w, ONEPASS_ROLE_DX, &c.where, i, scratch);
     if (p->use_running) {
       const char *dy = p->activation ? read_pair(w, &c, i, count, scratch).dy
-                                     : onepass_read_dy(w, &c.where, i, count, scratch);
+                                     : onepass_read_dy(w, &c.where, i, count, NULL, scratch);
       p->kernels->apply(p, &of_dy, dx, dy, NULL, NULL, count);
     } else {
       const pair both = read_pair(w, &c, i, count, scratch);

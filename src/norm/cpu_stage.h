@@ -107,6 +107,11 @@ ALWAYS_INLINE void NAME(activate_all)(const onepass_activation activation, C *y,
 ALWAYS_INLINE void NAME(multiply_by_slopes)(const onepass_activation activation, C *dy, const C *at,
                                             int64_t count) {
   int64_t i = 0;
+  for (; i + 2 * W <= count; i += 2 * W) {
+    const V first = LOADC(dy + i) * NAME(slope)(activation, LOADC(at + i));
+    STOREC(dy + i + W, LOADC(dy + i + W) * NAME(slope)(activation, LOADC(at + i + W)), false);
+    STOREC(dy + i, first, false);
+  }
   for (; i + W <= count; i += W) {
     STOREC(dy + i, LOADC(dy + i) * NAME(slope)(activation, LOADC(at + i)), false);
   }

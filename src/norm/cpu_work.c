@@ -42,13 +42,12 @@ static bool stages_output(const work *w, onepass_role role) {
 }
 
 static const char *read_staged(const work *w, onepass_role role, const onepass_stretch *run,
-                               int64_t begin, int64_t count, int packed, int staged,
+                               int64_t begin, int64_t count, int packed, char *wide,
                                char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const char *dense = dense_piece(w, role, run, begin, count, onepass_piece_at(p, scratch, packed));
   const bool changes = role == ONEPASS_ROLE_DY && p->activation;
   if (!p->staging || (is_wide(p) && !changes)) return dense;
-  char *wide = onepass_piece_at(p, scratch, staged);
   p->staging->stage(wide, dense, NULL, NULL, count);
   return wide;
 }
@@ -61,7 +60,7 @@ const char *onepass_read_summed(const work *w, const onepass_stretch *run, int64
   const bool has_sum = onepass_has(layouts, ONEPASS_ROLE_SUM);
   if (!onepass_has(layouts, ONEPASS_ROLE_RESIDUAL) || (again && has_sum)) {
     return read_staged(w, again && has_sum ? ONEPASS_ROLE_SUM : ONEPASS_ROLE_X, run, begin, count,
-                       ONEPASS_PACKED_X, ONEPASS_STAGED_X, scratch);
+                       ONEPASS_PACKED_X, onepass_piece_at(p, scratch, ONEPASS_STAGED_X), scratch);
   }
   const char *x = dense_piece(w, ONEPASS_ROLE_X, run, begin, count,
                               onepass_piece_at(p, scratch, ONEPASS_PACKED_X));
@@ -78,14 +77,14 @@ const char *onepass_read_summed(const work *w, const onepass_stretch *run, int64
 
 const char *onepass_read_x(const work *w, const onepass_stretch *run, int64_t begin, int64_t count,
                            char *scratch) {
-  return read_staged(w, ONEPASS_ROLE_X, run, begin, count, ONEPASS_PACKED_X, ONEPASS_STAGED_X,
-                     scratch);
+  return read_staged(w, ONEPASS_ROLE_X, run, begin, count, ONEPASS_PACKED_X,
+                     onepass_piece_at(w->problem, scratch, ONEPASS_STAGED_X), scratch);
 }
 
 const char *onepass_read_dy(const work *w, const onepass_stretch *run, int64_t begin, int64_t count,
-                            char *scratch) {
-  return read_staged(w, ONEPASS_ROLE_DY, run, begin, count, ONEPASS_PACKED_DY, ONEPASS_STAGED_DY,
-                     scratch);
+                            char *staged, char *scratch) {
+  if (!staged) staged = onepass_piece_at(w->problem, scratch, ONEPASS_STAGED_DY);
+  return read_staged(w, ONEPASS_ROLE_DY, run, begin, count, ONEPASS_PACKED_DY, staged, scratch);
 }
 
 void onepass_pass_activation(const work *w, const char *x, char *dy,

@@ -62,11 +62,12 @@ static inline char *onepass_element_at(const onepass_norm_work *w, onepass_role 
  * the residual added; `again` if they have been read before. */
 const char *onepass_read_summed(const onepass_norm_work *w, const onepass_stretch *run,
                                 int64_t begin, int64_t count, bool again, char *scratch);
-/* The same of x and dy backward, in that order. */
+/* The same of x and dy backward, in that order. If dy is staged it goes to
+ * `staged` or, if that is NULL, to its piece of the scratch. */
 const char *onepass_read_x(const onepass_norm_work *w, const onepass_stretch *run, int64_t begin,
                            int64_t count, char *scratch);
 const char *onepass_read_dy(const onepass_norm_work *w, const onepass_stretch *run, int64_t begin,
-                            int64_t count, char *scratch);
+                            int64_t count, char *staged, char *scratch);
 /* dy as it was before the activation, which was of what `before` makes of x. */
 void onepass_pass_activation(const onepass_norm_work *w, const char *x, char *dy,
                              const onepass_row_scale *before, const char *weight, const char *bias,

@@ -211,6 +211,7 @@ static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
   }
   size_t size = (size_t)onepass_pieces_kept(p) * onepass_piece_bytes(p);
   if (summing && p->strategy == ONEPASS_NORM_ROWS) size += 2 * n * sums_size;
+  if (p->keeps_dy) size += n * sums_size;
   if (summing && p->strategy == ONEPASS_NORM_SPLIT) {
     size += 2 * ONEPASS_NORM_APPLIED * (sums_size + sizeof(double));
   }
@@ -374,6 +375,8 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
     const int64_t even = onepass_divide_up(p->rows.count, MOST_ROW_BLOCKS);
     p->row_block = even > LEAST_ROW_BLOCK ? even : LEAST_ROW_BLOCK;
   }
+  p->keeps_dy = p->backward && p->activation && p->strategy == ONEPASS_NORM_ROWS &&
+                p->elements.count <= MOST_SUMMED_BY_ROWS;
   p->chunks = onepass_divide_up(p->elements.count, chunk_of(p));
   p->tasks = count_tasks(p);
   p->threads = p->tasks < threads ? (int)p->tasks : threads;

@@ -95,6 +95,7 @@ typedef struct onepass_norm_problem {
   bool spreads_weights; /* with a weight and a bias for every element of a batch */
   bool moves_running;   /* there are running statistics to be moved on */
   int lane_axis;        /* COLUMNS: the axis of `rows` that lies dense in memory */
+  bool keeps_dy;        /* ROWS backward: dy of a row before the activation waits in scratch */
   int64_t row_block;    /* ROWS backward: rows whose dweight and dbias are summed together */
   int64_t strip;        /* COLUMNS: rows, LANES: channels done together */
   int64_t tasks;        /* pieces for the threads to share */
