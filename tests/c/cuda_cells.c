@@ -274,10 +274,8 @@ static double size_of_terms(const trial *t, array *const *reference, int role) {
       return x * x + largest(reference[role], 0);
     case DX:
       return 1.5 * dy * weight * rstd * (1 + x * rstd) * (1 + x * rstd) + largest(t->role[DSUM], 0);
-    case DWEIGHT:
-      return dy * (1 + x * rstd) * sqrt(count) * 4;
-    default:
-      return dy * (1 + x * rstd) * sqrt(count) * 4;
+    default: /* dweight and dbias. Doubles show that the saved mean is off, for all elements alike */
+      return dy * (1 + x * rstd) * (t->dtype.bits == 64 ? count : sqrt(count) * 4);
   }
 }
 
@@ -288,7 +286,10 @@ static double distance_of(const trial *t, array *const *reference, int role, con
   const double steps = 24 + (dtype.bits == 64 ? sqrt((double)t->role[X]->count) : 0);
   const double arithmetic = role == SUM ? 0 : steps * sums_unit * size_of_terms(t, reference, role);
   const double smallest = dtype.bits == 16 && dtype.code == 2 ? ldexp(1, -24) : 1e-300;
-  return array_distance(actual, reference[role], arithmetic + smallest, 2.02 * unit);
+  array *rounded = array_compact(reference[role], dtype); /* what is too large is infinite */
+  const double distance = array_distance(actual, rounded, arithmetic + smallest, 2.52 * unit);
+  array_free(rounded);
+  return distance;
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
