@@ -106,6 +106,12 @@ typedef struct {
   int64_t outer[ONEPASS_MAX_NDIM]; /* the shape of mean and rstd, or of what is pooled */
 } Call;
 
+/* Not all of it is set: a call is large, and begun for every one there is. */
+static inline void begin(Call *call, int pools) {
+  call->pools = pools;
+  call->present = 0;
+}
+
 static inline int is_by_channel(const onepass_norm *norm) {
   return norm->op == ONEPASS_GROUP_NORM || norm->op == ONEPASS_BATCH_NORM;
 }

@@ -119,8 +119,7 @@ static PyObject *layer_norm(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   if (take(state, &call, X, x) || take(state, &call, WEIGHT, weight) ||
       take(state, &call, BIAS, bias))
     return not_covered(NULL);
@@ -151,8 +150,7 @@ static PyObject *layer_norm_backward(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   if (take(state, &call, X, x) || take(state, &call, DY, dy) || take(state, &call, WEIGHT, weight))
     return not_covered(NULL);
   const int axis = normalized_axis(&call.views[X].tensor, shape);
@@ -185,8 +183,7 @@ static PyObject *l1_norm(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "Oipd", &x, &dim, &by_sum, &eps)) return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   call.description.norm = l1_description(ONEPASS_FORWARD, dim, by_sum, eps);
   if (take(state, &call, X, x)) return not_covered(NULL);
   PyObject *y = new_like(state, &call, Y, x, &call.views[X].tensor);
@@ -201,8 +198,7 @@ static PyObject *l1_norm_backward(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "OOipd", &dy, &x, &dim, &by_sum, &eps)) return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   call.description.norm = l1_description(ONEPASS_BACKWARD, dim, by_sum, eps);
   if (take(state, &call, X, x) || take(state, &call, DY, dy)) return not_covered(NULL);
   PyObject *dx = new_like(state, &call, DX, x, &call.views[X].tensor);
@@ -280,8 +276,7 @@ static PyObject *norm(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   if (take(state, &call, X, x) || take(state, &call, RESIDUAL, residual) ||
       take(state, &call, WEIGHT, weight) || take(state, &call, BIAS, bias) ||
       take(state, &call, RUNNING_MEAN, running_mean) ||
@@ -322,8 +317,7 @@ static PyObject *norm_backward(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 0;
-  call.present = 0;
+  begin(&call, 0);
   if (take(state, &call, X, x) || take(state, &call, DY, dy) || take(state, &call, DSUM, dsum) ||
       take(state, &call, WEIGHT, weight) ||
       (given.activation && take(state, &call, BIAS, bias)) || /* where its slope is taken */

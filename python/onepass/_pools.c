@@ -58,8 +58,7 @@ static PyObject *avg_pool1d(PyObject *module, PyObject *args) {
   if (kernel < 0 || stride < 0 || padding < 0) return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 1;
-  call.present = 0;
+  begin(&call, 1);
   call.description.pool =
       pool_description(ONEPASS_FORWARD, kernel, stride, padding, ceil_mode, count_include_pad);
   if (take(state, &call, X, x)) return not_covered(NULL);
@@ -87,8 +86,7 @@ static PyObject *avg_pool1d_backward(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 1;
-  call.present = 0;
+  begin(&call, 1);
   call.description.pool =
       pool_description(ONEPASS_BACKWARD, kernel, stride, padding, ceil_mode, count_include_pad);
   if (take(state, &call, DY, dy)) return not_covered(NULL);
@@ -189,8 +187,7 @@ static PyObject *pool(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 1;
-  call.present = 0;
+  begin(&call, 1);
   onepass_pool *pool = &call.description.pool;
   const onepass_tensor *tensor = &call.views[X].tensor;
   int64_t shape[ONEPASS_MAX_NDIM];
@@ -223,8 +220,7 @@ static PyObject *pool_backward(PyObject *module, PyObject *args) {
     return not_covered(NULL);
   State *state = PyModule_GetState(module);
   Call call;
-  call.pools = 1;
-  call.present = 0;
+  begin(&call, 1);
   if (describe_pool(&given, ONEPASS_BACKWARD, &call.description.pool) != 0 ||
       take(state, &call, DY, dy) || take(state, &call, INDICES, indices) ||
       take(state, &call, X, x) || take(state, &call, Y, y))

@@ -25,10 +25,6 @@ static int64_t strip_count(const onepass_norm_problem *p) {
   return onepass_divide_up(p->channels, p->strip);
 }
 
-static int64_t sums_size(const onepass_norm_problem *p) {
-  return onepass_type_size(onepass_type_of_sums(p->type));
-}
-
 /* A piece of a slab: some lanes of some of its positions, at most ONEPASS_LANE_BLOCK. */
 typedef struct piece {
   int64_t slab, lane, width, position, count;
@@ -65,8 +61,8 @@ static void find_lanes(const work *w, onepass_role role, const piece *of, lanes 
 
 /* A worker's scratch: what the kernels want, then pieces of x, dy and the output, if they are staged. */
 static char *staged_part(const onepass_norm_problem *p, char *scratch, int part) {
-  const int64_t piece = ONEPASS_LANE_BLOCK * p->strip * sums_size(p);
-  return scratch + ONEPASS_LANE_SCRATCH * (p->strip + 16) * sums_size(p) + part * piece;
+  const int64_t piece = ONEPASS_LANE_BLOCK * p->strip * onepass_sums_size(p);
+  return scratch + ONEPASS_LANE_SCRATCH * (p->strip + 16) * onepass_sums_size(p) + part * piece;
 }
 
 static void stage_lanes(const work *w, const lanes *x, const lanes *residual, const lanes *sum,
@@ -76,7 +72,8 @@ static void stage_lanes(const work *w, const lanes *x, const lanes *residual, co
   staged->base = staged_part(p, scratch, part);
   for (int64_t k = 0; k < of->count; k++) {
     staged->at[k] = k * of->width;
-    p->staging->stage(staged->base + staged->at[k] * sums_size(p), x->base + x->at[k] * size,
+    p->staging->stage(staged->base + staged->at[k] * onepass_sums_size(p),
+                      x->base + x->at[k] * size,
                       residual ? residual->base + residual->at[k] * size : NULL,
                       sum ? sum->base + sum->at[k] * size : NULL, of->width);
   }
@@ -132,7 +129,7 @@ static void finish_lanes(const work *w, onepass_role role, const piece *of, char
     p->kernels->activate(p->activation, staged, of->count * of->width);
   }
   for (int64_t k = 0; k < of->count; k++) {
-    p->staging->unstage(to.base + to.at[k] * size, staged + k * of->width * sums_size(p),
+    p->staging->unstage(to.base + to.at[k] * size, staged + k * of->width * onepass_sums_size(p),
                         has_dsum ? dsum.base + dsum.at[k] * size : NULL, of->width);
   }
 }
@@ -146,17 +143,15 @@ typedef struct slab_numbers {
   char *values;
 } slab_numbers;
 
-enum { SHIFT, SCALE, OFFSET, SAVED_MEAN, SAVED_RSTD, BY_DY, BY_Z, CONSTANT };
-
 static int64_t lane_room(const onepass_norm_problem *p) { return (p->channels + 15) / 16 * 16; }
 
 static slab_numbers numbers_of(const work *w, int64_t slab, char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const int64_t sums = p->chunks * 3 * p->channels;
   if (p->strategy == ONEPASS_NORM_SPLIT_LANES) {
-    return (slab_numbers){
-        (double *)(w->workspace + p->sums_at) + slab * sums,
-        w->workspace + p->scales_at + slab * ONEPASS_LANE_VALUES * lane_room(p) * sums_size(p)};
+    return (slab_numbers){(double *)(w->workspace + p->sums_at) + slab * sums,
+                          w->workspace + p->scales_at +
+                              slab * ONEPASS_LANE_VALUES * lane_room(p) * onepass_sums_size(p)};
   }
   char *rest = staged_part(p, scratch, p->staging ? 3 : 0);
   rest += (64 - (uintptr_t)rest % 64) % 64;
@@ -171,35 +166,29 @@ static onepass_lane_sums sums_at(const onepass_norm_problem *p, const slab_numbe
 
 static char *value_at(const onepass_norm_problem *p, const slab_numbers *numbers, int which,
                       int64_t lane) {
-  return numbers->values + (which * lane_room(p) + lane) * sums_size(p);
+  return numbers->values + (which * lane_room(p) + lane) * onepass_sums_size(p);
 }
 
 /* A number in the type of sums. */
-static inline void put_sum(const onepass_norm_problem *p, void *base, int64_t lane, double value) {
-  if (p->type == ONEPASS_TYPE_F64) {
-    ((double *)base)[lane] = value;
-  } else {
-    ((float *)base)[lane] = (float)value;
-  }
-}
-
 static void set_value(const onepass_norm_problem *p, const slab_numbers *numbers, int which,
                       int64_t lane, double value) {
-  put_sum(p, value_at(p, numbers, which, 0), lane, value);
+  onepass_put_sum(p, value_at(p, numbers, which, 0), lane, value);
 }
 
 static onepass_lane_scales scales_at(const onepass_norm_problem *p, const slab_numbers *numbers,
                                      int64_t lane) {
-  return (onepass_lane_scales){value_at(p, numbers, SHIFT, lane), value_at(p, numbers, SCALE, lane),
-                               value_at(p, numbers, OFFSET, lane)};
+  return (onepass_lane_scales){value_at(p, numbers, ONEPASS_LANE_SHIFT, lane),
+                               value_at(p, numbers, ONEPASS_LANE_SCALE, lane),
+                               value_at(p, numbers, ONEPASS_LANE_OFFSET, lane)};
 }
 
 static onepass_lane_gradients gradients_at(const onepass_norm_problem *p,
                                            const slab_numbers *numbers, int64_t lane) {
-  return (onepass_lane_gradients){
-      value_at(p, numbers, SAVED_MEAN, lane), value_at(p, numbers, SAVED_RSTD, lane),
-      value_at(p, numbers, BY_DY, lane), value_at(p, numbers, BY_Z, lane),
-      value_at(p, numbers, CONSTANT, lane)};
+  return (onepass_lane_gradients){value_at(p, numbers, ONEPASS_LANE_SAVED_MEAN, lane),
+                                  value_at(p, numbers, ONEPASS_LANE_SAVED_RSTD, lane),
+                                  value_at(p, numbers, ONEPASS_LANE_BY_DY, lane),
+                                  value_at(p, numbers, ONEPASS_LANE_BY_Z, lane),
+                                  value_at(p, numbers, ONEPASS_LANE_CONSTANT, lane)};
 }
 
 /* y = (x - shift) * scale + offset for this channel, from its row's. */
@@ -207,9 +196,9 @@ static void set_scale(const work *w, const slab_numbers *numbers, int64_t channe
                       const onepass_row_scale *row) {
   const onepass_norm_problem *p = w->problem;
   const double weight = onepass_channel_value(w, ONEPASS_ROLE_WEIGHT, channel, 1);
-  set_value(p, numbers, SHIFT, channel, row->centered ? row->shift : 0);
-  set_value(p, numbers, SCALE, channel, row->scale * weight);
-  set_value(p, numbers, OFFSET, channel,
+  set_value(p, numbers, ONEPASS_LANE_SHIFT, channel, row->centered ? row->shift : 0);
+  set_value(p, numbers, ONEPASS_LANE_SCALE, channel, row->scale * weight);
+  set_value(p, numbers, ONEPASS_LANE_OFFSET, channel,
             row->offset * weight + onepass_channel_value(w, ONEPASS_ROLE_BIAS, channel, 0));
 }
 
@@ -366,9 +355,10 @@ static void look_at_saved(const work *w, int64_t slab, int64_t row_of_slab,
   const double rstd = onepass_saved_at(w, ONEPASS_ROLE_RSTD, row);
   const onepass_row_scale before = onepass_scale_by_saved(mean, rstd);
   for (int64_t c = first; c < first + channels; c++) {
-    set_value(p, numbers, SAVED_MEAN, c, mean);
-    set_value(p, numbers, SAVED_RSTD, c, rstd);
-    set_value(p, numbers, BY_DY, c, rstd * onepass_channel_value(w, ONEPASS_ROLE_WEIGHT, c, 1));
+    set_value(p, numbers, ONEPASS_LANE_SAVED_MEAN, c, mean);
+    set_value(p, numbers, ONEPASS_LANE_SAVED_RSTD, c, rstd);
+    set_value(p, numbers, ONEPASS_LANE_BY_DY, c,
+              rstd * onepass_channel_value(w, ONEPASS_ROLE_WEIGHT, c, 1));
     set_scale(w, numbers, c, &before);
   }
 }
@@ -409,8 +399,8 @@ static void finish_backward_row(const work *w, int64_t slab, int64_t row_of_slab
   const double by_z = given ? 0 : -rstd * (sums.b + offset * sums.a) * p->one_over_n;
   const double constant = given ? 0 : by_z * offset - rstd * sums.a * p->one_over_n;
   for (int64_t c = 0; c < channels; c++) {
-    set_value(p, numbers, BY_Z, first + c, by_z);
-    set_value(p, numbers, CONSTANT, first + c, constant);
+    set_value(p, numbers, ONEPASS_LANE_BY_Z, first + c, by_z);
+    set_value(p, numbers, ONEPASS_LANE_CONSTANT, first + c, constant);
     if (!onepass_sums_weights(&w->plan->layouts)) continue;
     moments_at(w, slab, first + c)[0] = own.b[c] + offset * own.a[c];
     moments_at(w, slab, first + c)[1] = own.a[c];
@@ -530,183 +520,5 @@ void onepass_norm_run_lanes(work *w) {
   }
   if (p->moves_running || (p->backward && onepass_sums_weights(&w->plan->layouts))) {
     onepass_parallel(p->threads, p->channels, finish_channels, w);
-  }
-}
-
-/* ---- Rows side by side: lanes are rows, positions are their elements ---------------------------- */
-
-/* A strip of rows in a worker's scratch: sums, then values, then what the kernels want. */
-typedef struct strip {
-  onepass_lane_sums sums;
-  char *values;
-  char *scratch;
-  int64_t room;
-} strip;
-
-static strip lay_out_strip(const onepass_norm_problem *p, char *scratch) {
-  double *sums = (double *)(void *)scratch;
-  strip s = {.sums = {sums, sums + p->strip, sums + 2 * p->strip}, .room = p->strip + 16};
-  s.values = scratch + 3 * p->strip * (int64_t)sizeof(double);
-  s.scratch = s.values + ONEPASS_LANE_VALUES * s.room * sums_size(p);
-  return s;
-}
-
-static void *strip_value(const onepass_norm_problem *p, const strip *s, int which) {
-  return s->values + which * s->room * sums_size(p);
-}
-
-static void set_strip_value(const onepass_norm_problem *p, const strip *s, int which, int64_t lane,
-                            double value) {
-  put_sum(p, strip_value(p, s, which), lane, value);
-}
-
-/* The tensors of a strip of rows. */
-typedef struct row_strip {
-  char *base[ONEPASS_ROLE_COUNT];
-  int64_t width, first, other; /* lanes, from lane `first` at position `other` of the other axes */
-} row_strip;
-
-static void find_elements(const onepass_norm_problem *p, onepass_role role, int64_t begin,
-                          int64_t count, int64_t *at) {
-  for (int64_t k = 0; k < count; k++) at[k] = onepass_walk_offset(&p->elements, role, begin + k);
-}
-
-static const char *position_weight(const onepass_norm_problem *p, const void *weight, int64_t at) {
-  return weight ? (const char *)weight + at * onepass_type_size(p->held_weight_type) : NULL;
-}
-
-/* Number of a strip's row, as the walk over all rows counts. */
-static int64_t row_number(const onepass_norm_problem *p, const row_strip *of, int64_t lane) {
-  int64_t behind = 1;
-  for (int axis = p->lane_axis + 1; axis < p->rows.ndim; axis++) behind *= p->rows.size[axis];
-  const int64_t before = of->other / behind;
-  return (before * p->rows.size[p->lane_axis] + of->first + lane) * behind + of->other % behind;
-}
-
-/* Where the reciprocal of some row's length is no number to multiply with. */
-static void divide_strip(const work *w, const row_strip *of, const double *denominators) {
-  const onepass_norm_problem *p = w->problem;
-  for (int64_t k = 0; k < p->elements.count; k++) {
-    const int64_t x_at = onepass_walk_offset(&p->elements, ONEPASS_ROLE_X, k);
-    const int64_t y_at = onepass_walk_offset(&p->elements, ONEPASS_ROLE_Y, k);
-    for (int64_t j = 0; j < of->width; j++) {
-      const double x = onepass_load(p->type, of->base[ONEPASS_ROLE_X], x_at + j);
-      onepass_store(p->type, of->base[ONEPASS_ROLE_Y], y_at + j, x / denominators[j]);
-    }
-  }
-}
-
-/* From the sums of a strip's rows to their scales. Leaves denominators in place of the sums; tells whether
- * some have no reciprocal. */
-static bool scale_strip(const work *w, const row_strip *of, const strip *s) {
-  const onepass_norm_problem *p = w->problem;
-  const unsigned saved = ONEPASS_BIT(ONEPASS_ROLE_MEAN) | ONEPASS_BIT(ONEPASS_ROLE_RSTD);
-  const bool saves = w->plan->layouts.present & saved;
-  void *shift = strip_value(p, s, SHIFT), *factor = strip_value(p, s, SCALE);
-  void *offset = strip_value(p, s, OFFSET);
-  bool exact = false;
-  for (int64_t j = 0; j < of->width; j++) {
-    const onepass_row_scale row =
-        onepass_scale_row(p, (onepass_row_sums){s->sums.a[j], s->sums.b[j], s->sums.c[j]});
-    if (saves) onepass_save_row(w, row_number(p, of, j), &row);
-    put_sum(p, shift, j, row.centered ? row.shift : 0);
-    put_sum(p, factor, j, row.scale);
-    put_sum(p, offset, j, row.offset);
-    s->sums.a[j] = row.denominator;
-    exact |= row.exact;
-  }
-  return exact;
-}
-
-static void forward_strip(const work *w, const row_strip *of, const strip *s) {
-  const onepass_norm_problem *p = w->problem;
-  const int64_t n = p->elements.count;
-  int64_t x_at[ONEPASS_LANE_BLOCK], y_at[ONEPASS_LANE_BLOCK];
-  for (int64_t i = 0; i < n; i += ONEPASS_LANE_BLOCK) {
-    const int64_t count = onepass_least(n - i, ONEPASS_LANE_BLOCK);
-    find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
-    p->kernels->gather_lanes(of->base[ONEPASS_ROLE_X], x_at, count, of->width, i, &s->sums,
-                             s->scratch);
-  }
-  const bool exact = scale_strip(w, of, s);
-  if (exact) {
-    divide_strip(w, of, s->sums.a);
-    return;
-  }
-  const onepass_lane_scales scales = {strip_value(p, s, SHIFT), strip_value(p, s, SCALE),
-                                      strip_value(p, s, OFFSET)};
-  for (int64_t i = 0; i < n; i += ONEPASS_LANE_BLOCK) {
-    const int64_t count = onepass_least(n - i, ONEPASS_LANE_BLOCK);
-    find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
-    find_elements(p, ONEPASS_ROLE_Y, i, count, y_at);
-    p->kernels->apply_lanes(of->base[ONEPASS_ROLE_Y], y_at, of->base[ONEPASS_ROLE_X], x_at, count,
-                            of->width, &scales, position_weight(p, w->buffers.weight, i),
-                            position_weight(p, w->buffers.bias, i));
-  }
-}
-
-static void set_row_gradient(const work *w, const strip *s, int64_t lane, double rstd) {
-  const onepass_norm_problem *p = w->problem;
-  const bool centered = p->op->denominator == ONEPASS_BY_DEVIATION;
-  const double share = centered ? p->one_over_n : onepass_share_of_products(p, rstd);
-  const double a = s->sums.a[lane], offset = centered ? -s->sums.c[lane] * share : 0;
-  const double by_z = -rstd * (s->sums.b[lane] + offset * a) * share;
-  set_strip_value(p, s, BY_DY, lane, rstd);
-  set_strip_value(p, s, BY_Z, lane, by_z);
-  set_strip_value(p, s, CONSTANT, lane, centered ? by_z * offset - rstd * a * share : 0);
-}
-
-static void backward_strip(const work *w, const row_strip *of, const strip *s) {
-  const onepass_norm_problem *p = w->problem;
-  const int64_t n = p->elements.count;
-  const onepass_lane_gradients gradients = {strip_value(p, s, SAVED_MEAN),
-                                            strip_value(p, s, SAVED_RSTD), strip_value(p, s, BY_DY),
-                                            strip_value(p, s, BY_Z), strip_value(p, s, CONSTANT)};
-  int64_t x_at[ONEPASS_LANE_BLOCK], dy_at[ONEPASS_LANE_BLOCK], dx_at[ONEPASS_LANE_BLOCK];
-  for (int64_t j = 0; j < of->width; j++) {
-    const int64_t row = row_number(p, of, j);
-    set_strip_value(p, s, SAVED_MEAN, j, onepass_saved_at(w, ONEPASS_ROLE_MEAN, row));
-    set_strip_value(p, s, SAVED_RSTD, j, onepass_saved_at(w, ONEPASS_ROLE_RSTD, row));
-    s->sums.a[j] = s->sums.b[j] = s->sums.c[j] = 0;
-  }
-  for (int64_t i = 0; i < n; i += ONEPASS_LANE_BLOCK) {
-    const int64_t count = onepass_least(n - i, ONEPASS_LANE_BLOCK);
-    find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
-    find_elements(p, ONEPASS_ROLE_DY, i, count, dy_at);
-    p->kernels->gather_backward_lanes(
-        of->base[ONEPASS_ROLE_X], x_at, of->base[ONEPASS_ROLE_DY], dy_at, count, of->width,
-        &gradients, position_weight(p, w->buffers.weight, i), &s->sums, s->scratch);
-  }
-  for (int64_t j = 0; j < of->width; j++) {
-    set_row_gradient(w, s, j, onepass_saved_at(w, ONEPASS_ROLE_RSTD, row_number(p, of, j)));
-  }
-  for (int64_t i = 0; i < n; i += ONEPASS_LANE_BLOCK) {
-    const int64_t count = onepass_least(n - i, ONEPASS_LANE_BLOCK);
-    find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
-    find_elements(p, ONEPASS_ROLE_DY, i, count, dy_at);
-    find_elements(p, ONEPASS_ROLE_DX, i, count, dx_at);
-    p->kernels->apply_backward_lanes(of->base[ONEPASS_ROLE_DX], dx_at, of->base[ONEPASS_ROLE_X],
-                                     x_at, of->base[ONEPASS_ROLE_DY], dy_at, count, of->width,
-                                     &gradients, position_weight(p, w->buffers.weight, i));
-  }
-}
-
-void onepass_norm_do_strips(void *context, int worker, int64_t begin, int64_t end) {
-  const work *w = context;
-  const onepass_norm_problem *p = w->problem;
-  const onepass_walk others = onepass_walk_without(&p->rows, p->lane_axis);
-  const int64_t lane_count = p->rows.size[p->lane_axis];
-  const int64_t strips = onepass_divide_up(lane_count, p->strip);
-  const strip s = lay_out_strip(p, onepass_scratch_for(w, worker));
-  for (int64_t task = begin; task < end; task++) {
-    row_strip of = {.first = task % strips * p->strip, .other = task / strips};
-    of.width = onepass_least(p->strip, lane_count - of.first);
-    for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-      if (!(w->plan->layouts.present & ONEPASS_WHOLE_ROLES & ONEPASS_BIT(role))) continue;
-      of.base[role] =
-          onepass_buffer(&w->buffers, role) +
-          (onepass_walk_offset(&others, role, of.other) + of.first) * onepass_type_size(p->type);
-    }
-    (p->backward ? backward_strip : forward_strip)(w, &of, &s);
   }
 }

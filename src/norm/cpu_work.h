@@ -25,6 +25,31 @@ static inline char *onepass_scratch_for(const onepass_norm_work *w, int worker) 
   return w->workspace + w->problem->scratch_at + (size_t)worker * w->problem->scratch_size;
 }
 
+/* The ONEPASS_LANE_VALUES that tell what is done to a lane. */
+enum {
+  ONEPASS_LANE_SHIFT,
+  ONEPASS_LANE_SCALE,
+  ONEPASS_LANE_OFFSET,
+  ONEPASS_LANE_SAVED_MEAN,
+  ONEPASS_LANE_SAVED_RSTD,
+  ONEPASS_LANE_BY_DY,
+  ONEPASS_LANE_BY_Z,
+  ONEPASS_LANE_CONSTANT
+};
+
+/* Numbers in the type of sums. */
+static inline int64_t onepass_sums_size(const onepass_norm_problem *p) {
+  return onepass_type_size(onepass_type_of_sums(p->type));
+}
+static inline void onepass_put_sum(const onepass_norm_problem *p, void *base, int64_t lane,
+                                   double value) {
+  if (p->type == ONEPASS_TYPE_F64) {
+    ((double *)base)[lane] = value;
+  } else {
+    ((float *)base)[lane] = (float)value;
+  }
+}
+
 /* A worker's scratch begins with pieces of ONEPASS_NORM_CHUNK elements, if rows are packed or staged. */
 enum {
   ONEPASS_PACKED_X,  /* also packed outputs */

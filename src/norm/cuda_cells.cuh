@@ -253,6 +253,13 @@ struct results {
       rotate(by_dy);
     }
   }
+  template <class T>
+  __device__ void add(const pack<T, N> &dsum) {
+    C more[N];
+    widen_pack(more, dsum);
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] += more[j];
+  }
   __device__ void finish(int activation) {
     if constexpr (BACKWARD && FUSED) {
       multiply_by_slopes(activation, g, at);

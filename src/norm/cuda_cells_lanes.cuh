@@ -223,12 +223,7 @@ __device__ inline void lanes_apply(const cells_args &a) {
 #pragma unroll
       for (int j = 0; j < VEC; j++) all.take(j, with[j], before[j]);
       all.finish(a.activation);
-      if (BACKWARD && FUSED && to.dsum) {
-        C more[VEC];
-        widen_pack(more, dsum_of[0]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) all.v[j] += more[j];
-      }
+      if (BACKWARD && FUSED && to.dsum) all.add(dsum_of[0]);
       store_result(a, to.out + p * out_step, narrow_pack<C, T, VEC>(all.v));
       if (FUSED) {
         rotate(x_of);

@@ -251,12 +251,7 @@ __device__ inline void runs_apply(const cells_args &a) {
         }
       }
       all.finish(a.activation);
-      if (BACKWARD && FUSED && to.dsum) {
-        C more[VEC];
-        widen_pack(more, dsum_of[0]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) all.v[j] += more[j];
-      }
+      if (BACKWARD && FUSED && to.dsum) all.add(dsum_of[0]);
       store_result(a, to.out + at, narrow_pack<C, T, VEC>(all.v));
     }
     rotate(x_of);
