@@ -27,8 +27,10 @@ struct onepass_plan {
     onepass_pool_problem pool;
   } problem;
   union {
-    onepass_norm_cuda norm;
-    onepass_cells_cuda cells;
+    struct { /* groups of channels may be done either way */
+      onepass_norm_cuda norm;
+      onepass_cells_cuda cells;
+    };
     onepass_pool_cuda pool;
   } cuda;
 };

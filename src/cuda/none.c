@@ -36,7 +36,7 @@ onepass_status onepass_norm_plan_cuda(struct onepass_plan *plan, onepass_cuda_ke
   return not_built();
 }
 
-onepass_status onepass_cells_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked) {
+onepass_status onepass_groups_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked) {
   (void)plan, (void)asked;
   return not_built();
 }

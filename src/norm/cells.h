@@ -12,11 +12,7 @@
 #define ONEPASS_NORM_CELLS_H
 
 #include "core/tensor.h"
-
-/* Division of numbers below 2^31 by a number that is known before. */
-typedef struct onepass_divider {
-  uint32_t by, multiplier, shift;
-} onepass_divider;
+#include "cuda/divider.h"
 
 enum { ONEPASS_OF_BATCHES, ONEPASS_OF_CHANNELS, ONEPASS_OF_POSITIONS };
 

@@ -12,6 +12,7 @@ typedef struct naming {
   const char *statistic;
   const char *direction;
   const char *fused; /* "_fused", or nothing */
+  bool has_weights;
 } naming;
 
 static naming name_kernels(const onepass_plan *plan) {
@@ -19,6 +20,8 @@ static naming name_kernels(const onepass_plan *plan) {
   naming names = {.plan = plan, .direction = p->backward ? "backward" : "forward"};
   const unsigned extra = ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_DSUM);
   names.fused = p->activation || (plan->layouts.present & extra) ? "_fused" : "";
+  names.has_weights = onepass_has(&plan->layouts, ONEPASS_ROLE_WEIGHT) ||
+                      onepass_has(&plan->layouts, ONEPASS_ROLE_BIAS);
   names.statistic = p->op->statistic == ONEPASS_STATISTIC_ABS ? "abs" : "moments";
   return names;
 }
@@ -37,7 +40,10 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   const bool moments = p->op->statistic == ONEPASS_STATISTIC_MOMENTS;
   const char *width = l->width == ONEPASS_NORM_VECTOR ? "vector" : "scalar";
   /* Kernels that hold weights as they are in memory come in two kinds. */
-  const char *weights = moments && p->weight_type != p->type ? "_f32" : "";
+  const bool by_channel = onepass_norm_by_channel(p) && n->has_weights;
+  const char *weights = by_channel                             ? "_channels"
+                        : moments && p->weight_type != p->type ? "_f32"
+                                                               : "";
   const onepass_cuda_launch step = {
       .grid = l->grid, .block = l->block, .cooperative = l->cooperative, .shared = l->shared};
   char name[64];
@@ -48,10 +54,10 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
       break;
     case ONEPASS_CUDA_BLOCKS:
       snprintf(name, sizeof name, "%s_%s%s%s", n->statistic,
-               l->wide                  ? "wide_forward"
-               : l->packs == 8          ? "blocks_forward_long"
-               : l->broad && !*n->fused ? "blocks_forward_late"
-                                        : "blocks_forward",
+               l->wide                                 ? "wide_forward"
+               : l->packs == 8                         ? "blocks_forward_long"
+               : l->broad && !*n->fused && !by_channel ? "blocks_forward_late"
+                                                       : "blocks_forward",
                n->fused, weights);
       break;
     case ONEPASS_CUDA_RING:
@@ -176,6 +182,9 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .f32_weights = p->weight_type != p->type,
                             .aligned = l->width == ONEPASS_NORM_VECTOR,
                             .lookahead = l->lookahead,
+                            .groups = (int32_t)p->groups,
+                            .group_channels = p->groups ? (int32_t)(p->channels / p->groups) : 1,
+                            .by_channel = onepass_divider_of(p->spatial.count),
                             .slice = l->slice,
                             .segments = l->segments,
                             .row_group = l->row_group,
@@ -202,6 +211,17 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   return status;
 }
 
+static void describe(onepass_plan *plan) {
+  const onepass_norm_way *way = &plan->cuda.norm.ways[ONEPASS_NORM_ALIGNED];
+  const onepass_norm_launch *l = &way->launch;
+  plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
+  plan->info.grid = l->grid;
+  plan->info.block = l->block;
+  plan->info.cluster = 1;
+  plan->info.shared = l->shared;
+  plan->info.launches = way->step_count + (l->mail_size ? 1 : 0);
+}
+
 onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
   onepass_norm_problem *p = &plan->problem.norm;
   onepass_norm_cuda *ways = &plan->cuda.norm;
@@ -223,13 +243,33 @@ onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
     if (status != ONEPASS_OK) return status;
     if (way->launch.workspace > plan->info.workspace) plan->info.workspace = way->launch.workspace;
   }
-  const onepass_norm_launch *l = &ways->ways[ONEPASS_NORM_ALIGNED].launch;
-  plan->info.kernel = onepass_cuda_kernel_name(l->kernel);
-  plan->info.grid = l->grid;
-  plan->info.block = l->block;
-  plan->info.cluster = 1;
-  plan->info.shared = l->shared;
-  plan->info.launches = ways->ways[ONEPASS_NORM_ALIGNED].step_count + (l->mail_size ? 1 : 0);
+  describe(plan);
   plan->queue = queue_norm;
   return ONEPASS_OK;
+}
+
+/* ---- Groups of channels as rows --------------------------------------------------------------- */
+
+static onepass_status queue_groups(const onepass_plan *plan, const onepass_buffers *buffers,
+                                   char *workspace, void *stream) {
+  return (alignment_of(buffers) == ONEPASS_NORM_ALIGNED ? queue_norm : onepass_cells_queue)(
+      plan, buffers, workspace, stream);
+}
+
+onepass_status onepass_groups_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
+  onepass_norm_problem *p = &plan->problem.norm;
+  onepass_norm_way *way = &plan->cuda.norm.ways[ONEPASS_NORM_ALIGNED];
+  const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
+  const bool as_rows = p->op->view == ONEPASS_VIEW_GROUPS &&
+                       onepass_norm_choose_cuda(p, &plan->layouts, device, asked,
+                                                ONEPASS_NORM_ALIGNED, &way->launch);
+  /* Cells in any case: buffers may turn out not to be aligned. */
+  onepass_status status = onepass_cells_plan_cuda(plan, as_rows ? ONEPASS_CUDA_BEST : asked);
+  if (status != ONEPASS_OK || !as_rows) return status;
+  p->one_over_n = 1 / (double)p->elements.count;
+  status = add_steps(plan, way);
+  if (way->launch.workspace > plan->info.workspace) plan->info.workspace = way->launch.workspace;
+  describe(plan);
+  plan->queue = queue_groups;
+  return status;
 }

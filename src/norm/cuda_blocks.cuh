@@ -39,7 +39,8 @@ __device__ inline void prefetch_next_row(const norm_args &a) {
 
 /* Every row starts at a multiple of a pack. EARLY_WEIGHTS: weights are asked for together with the row, where
  * registers allow it. */
-template <class T, class W, bool MOMENTS, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false>
+template <class T, class W, bool MOMENTS, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false,
+          bool CHANNELS = false>
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
   typedef typename sums_of<T>::type C;
@@ -104,6 +105,11 @@ __device__ inline void blocks_forward(const norm_args &a) {
   for (int i = 0; i < PACKS; i++) {
     const int k = EARLY ? i : 0;
     if (at(i) >= n) continue;
+    if constexpr (CHANNELS) {
+      const int64_t channel = first_channel(a, row) + divide((unsigned)at(i), a.by_channel);
+      store_pack(y + at(i), apply_channel(held[i], scale, channel, a));
+      continue;
+    }
     if (EARLY) {
       stay_packed(weight[k]);
       stay_packed(bias[k]);

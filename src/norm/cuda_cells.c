@@ -4,16 +4,6 @@
 #include "core/plan.h"
 #include "norm/cells.h"
 
-static onepass_divider divider_of(int64_t by) {
-  onepass_divider divider = {.by = (uint32_t)by};
-  int log2 = 0;
-  if (by <= 1 || by > INT32_MAX) return (onepass_divider){.by = 1};
-  while ((INT64_C(1) << log2) < by) log2++;
-  divider.multiplier = (uint32_t)(((UINT64_C(1) << (31 + log2)) + (uint64_t)by - 1) / (uint64_t)by);
-  divider.shift = (uint32_t)(log2 - 1);
-  return divider;
-}
-
 /* ---- Planning -------------------------------------------------------------------------------- */
 
 static onepass_status add_step(const onepass_plan *plan, onepass_cells_way *way, const char *layout,
@@ -88,8 +78,8 @@ static void set_strides(const onepass_plan *plan, const onepass_cells_launch *l,
   }
 }
 
-static onepass_status queue_cells(const onepass_plan *plan, const onepass_buffers *buffers,
-                                  char *workspace, void *stream) {
+onepass_status onepass_cells_queue(const onepass_plan *plan, const onepass_buffers *buffers,
+                                   char *workspace, void *stream) {
   const onepass_norm_problem *p = &plan->problem.norm;
   const onepass_cells_way *way = &plan->cuda.cells.ways[is_aligned(buffers) ? 0 : 1];
   const onepass_cells_launch *l = &way->launch;
@@ -123,9 +113,9 @@ static onepass_status queue_cells(const onepass_plan *plan, const onepass_buffer
       .apply_slice = l->apply_slice,
       .apply_pieces = l->apply_pieces,
       .range_cells = l->range_cells,
-      .by_positions = divider_of(l->positions),
-      .by_channels = divider_of(p->channels),
-      .by_group = divider_of(p->groups ? p->channels / p->groups : 1),
+      .by_positions = onepass_divider_of(l->positions),
+      .by_channels = onepass_divider_of(p->channels),
+      .by_group = onepass_divider_of(p->groups ? p->channels / p->groups : 1),
       .sums = workspace + l->sums_at,
       .numbers = workspace + l->numbers_at,
       .before = p->backward ? workspace + l->before_at : NULL,
@@ -159,6 +149,6 @@ onepass_status onepass_cells_plan_cuda(onepass_plan *plan, onepass_cuda_kernel a
   plan->info.block = ONEPASS_CELLS_BLOCK;
   plan->info.cluster = 1;
   plan->info.launches = ways->ways[0].step_count;
-  plan->queue = queue_cells;
+  plan->queue = onepass_cells_queue;
   return ONEPASS_OK;
 }

@@ -29,10 +29,6 @@ struct cell_sums {
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
-__device__ inline unsigned divide(unsigned n, const onepass_divider &d) {
-  return d.by == 1 ? n : __umulhi(n, d.multiplier) >> d.shift;
-}
-
 template <class T>
 __device__ inline T *cell_of(const void *base, const cells_args &a, int role, int64_t batch,
                              int64_t channel) {

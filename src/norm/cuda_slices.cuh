@@ -222,6 +222,24 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
 }
 
 /* dweight and dbias of the pack's columns are added up. */
+/* Weights by channel: the elements of a pack are all of one. */
+__device__ inline int64_t first_channel(const norm_args &a, int64_t row) {
+  return row % a.groups * a.group_channels;
+}
+
+template <class T, class C, int VEC>
+__device__ inline pack<T, VEC> apply_channel(const pack<T, VEC> &x, const row_scale<C> &row,
+                                             int64_t channel, const norm_args &a) {
+  const C weight = a.at.weight ? weight_at<T>(a.at.weight, channel, a) : (C)1,
+          bias = a.at.bias ? weight_at<T>(a.at.bias, channel, a) : (C)0;
+  const C scale = row.scale * weight, offset = row.offset * weight + bias;
+  C v[VEC];
+  widen_pack(v, x);
+#pragma unroll
+  for (int j = 0; j < VEC; j++) v[j] = (v[j] - row.shift) * scale + offset;
+  return narrow_pack<C, T, VEC>(v);
+}
+
 template <bool MOMENTS, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<T, VEC> &dy,
                                               const pack<W, VEC> &w,

@@ -74,13 +74,14 @@ struct stream_memory {
   unsigned long long gathered[STREAM_ROWS], known[STREAM_ROWS];
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
+/* CHANNELS: weights are those of channels, forward. */
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHANNELS>
 struct stream {
   typedef typename sums_of<T>::type C;
   static const int VEC = vector_of<T>::count, TENSORS = BACKWARD ? 2 : 1;
   static const int SUMS = BACKWARD ? (MOMENTS ? 3 : 2) : (MOMENTS ? 2 : 1);
   static const int WORDS = SUMS * (int)sizeof(C) / 4; /* of a letter */
-  static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD;
+  static const bool FORWARD_MOMENTS = MOMENTS && !BACKWARD, BY_COLUMN = MOMENTS && !CHANNELS;
   static const int WARPS = STREAM_WORKERS / WARP, AT_ONCE = 4;
   typedef plain_sums<C, SUMS> sums_type;
   typedef stream_memory<C, SUMS, BACKWARD> memory_type;
@@ -261,11 +262,16 @@ struct stream {
       commit_copies();
     };
     for (int k = 0; k < a.ring; k++) ask(k);
-    waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1], bias[FORWARD_MOMENTS ? PACKS : 1];
+    waiting_weights<W, VEC> weight[BY_COLUMN ? PACKS : 1], bias[BY_COLUMN && !BACKWARD ? PACKS : 1];
+    int channel[CHANNELS ? PACKS : 1]; /* of a row's */
     pack<W, 1> end_weight, end_bias;
     C dweight[MOMENTS && BACKWARD ? PACKS : 1][VEC], dbias[MOMENTS && BACKWARD ? PACKS : 1][VEC];
     C end_dweight[1] = {0}, end_dbias[1] = {0};
-    if constexpr (MOMENTS) {
+    if constexpr (CHANNELS) {
+#pragma unroll
+      for (int i = 0; i < PACKS; i++)
+        channel[i] = (int)divide((unsigned)(begin + ring.position(i)), a.by_channel);
+    } else if constexpr (MOMENTS) {
       const W *weights = a.at.weight ? (const W *)a.at.weight + begin : NULL;
       const W *biases = a.at.bias ? (const W *)a.at.bias + begin : NULL;
 #pragma unroll
@@ -378,19 +384,22 @@ struct stream {
                         : slice_of(a.at.y, ONEPASS_ROLE_Y, row);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        const int k = MOMENTS ? i : 0;
+        const int k = BY_COLUMN ? i : 0;
         if (!mine.has(i)) continue;
         const pack<T, VEC> x = *ring.place(slot, 0, i);
         pack<T, VEC> made;
         if constexpr (BACKWARD) {
           made = apply_backward<MOMENTS, T, W>(x, *ring.place(slot, 1, i), weight[k].get(),
                                                result.gradient, dweight[k], dbias[k]);
+        } else if constexpr (CHANNELS) {
+          made =
+              apply_channel(x, result.scale, first_channel(a, x_rows.number(row)) + channel[i], a);
         } else {
           made = apply_forward<MOMENTS, T, W>(x, weight[k].get(), bias[k].get(), result.scale);
         }
         store_streaming(out - mine.begin + ring.position(i), made);
       }
-      if (mine.column >= 0) {
+      if (!CHANNELS && mine.column >= 0) {
         if constexpr (BACKWARD) {
           out[mine.column] = apply_backward<MOMENTS, T, W>(end_x, end_dy, end_weight,
                                                            result.gradient, end_dweight, end_dbias)
@@ -410,9 +419,9 @@ struct stream {
   }
 };
 
-template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
+template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS, bool CHANNELS = false>
 __device__ inline void stream_rows(const norm_args &a) {
-  typedef stream<T, W, MOMENTS, BACKWARD, PACKS> of_block;
+  typedef stream<T, W, MOMENTS, BACKWARD, PACKS, CHANNELS> of_block;
   __shared__ typename of_block::memory_type memory;
   extern __shared__ __align__(16) char places[];
   if (threadIdx.x < STREAM_ROWS) {

@@ -166,6 +166,15 @@ WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
 #endif
 
+/* Weights by channel, where rows are groups of channels that are read once. */
+KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_channels,
+          (blocks_forward<element, element, true, BLOCKS_PACKS, false, false, true>(args)))
+KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_channels,
+          (blocks_forward<element, element, true, BLOCKS_MANY_PACKS, false, false, true>(args)))
+KERNEL_AT(
+    STREAM_THREADS, 1, moments_stream_forward_channels,
+    (stream_rows<element, element, true, false, packs<element, true>::STREAM_FORWARD, true>(args)))
+
 #define CELLS_KERNEL(blocks, name, call)                              \
   extern "C" __global__ void __launch_bounds__(CELLS_BLOCK, blocks)   \
       cells_##name(const __grid_constant__ onepass_cells_args args) { \

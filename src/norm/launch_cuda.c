@@ -48,8 +48,10 @@ typedef struct choice {
   const onepass_cuda_properties *device;
   onepass_norm_alignment alignment;
   bool moments;
-  bool fused; /* something is added before the norm or done behind it */
-  bool plain; /* rows are multiplied by a number and nothing else */
+  bool fused;      /* something is added before the norm or done behind it */
+  bool plain;      /* rows are multiplied by a number and nothing else */
+  bool by_channel; /* rows are groups of channels ... */
+  bool channels;   /* ... that have weights */
   int64_t rows, n;
   int64_t size; /* of an element */
   int64_t vec;  /* elements in 16 bytes */
@@ -76,7 +78,7 @@ static bool is_dense(const choice *c) {
       return false;
     }
   }
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < 2 && !c->by_channel; i++) {
     if (onepass_has(c->layouts, weight_roles[i]) &&
         !onepass_walk_is_dense(&c->p->elements, weight_roles[i])) {
       return false;
@@ -194,7 +196,7 @@ static int64_t packs_reached(const choice *c, int64_t elements) {
 }
 
 static bool has_f32_weights(const choice *c) {
-  return c->moments && c->p->weight_type != c->p->type;
+  return c->moments && !c->channels && c->p->weight_type != c->p->type;
 }
 
 /* In registers alone, or in shared memory, too. */
@@ -466,8 +468,29 @@ static bool choose_strided(choice *c) {
 
 /* ---- The ladder ------------------------------------------------------------------------------ */
 
+/* Groups of channels as rows: where they are read once, which is more than those who work on cells can do. */
+static bool can_take_groups(const choice *c, onepass_cuda_kernel kernel) {
+  const onepass_role roles[] = {ONEPASS_ROLE_WEIGHT, ONEPASS_ROLE_BIAS};
+  const bool with_weights = kernel == ONEPASS_CUDA_BLOCKS || kernel == ONEPASS_CUDA_STREAM;
+  if (kernel == ONEPASS_CUDA_STRIDED || kernel == ONEPASS_CUDA_COLUMNS ||
+      kernel == ONEPASS_CUDA_PASSES || c->fused || c->summed || c->p->use_running ||
+      onepass_has(c->layouts, ONEPASS_ROLE_RUNNING_MEAN)) {
+    return false;
+  }
+  if (!c->channels) return true;
+  for (int i = 0; i < 2; i++) {
+    if (onepass_has(c->layouts, roles[i]) && c->p->channels > 1 &&
+        c->layouts->of[roles[i]].stride[0] != 1) {
+      return false;
+    }
+  }
+  /* Packs of one channel each. */
+  return with_weights && !c->p->backward && c->p->spatial.count % c->vec == 0 && takes_vectors(c);
+}
+
 static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
   *c->l = (onepass_norm_launch){.kernel = kernel, .team = 1};
+  if (c->by_channel && !can_take_groups(c, kernel)) return false;
   if (kernel == ONEPASS_CUDA_STRIDED) return choose_strided(c);
   if (c->fused && (kernel == ONEPASS_CUDA_COLUMNS || kernel == ONEPASS_CUDA_RING ||
                    kernel == ONEPASS_CUDA_STREAM)) {
@@ -520,25 +543,29 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_norm_alignment alignment, onepass_norm_launch *launch) {
   const int64_t size = onepass_type_size(problem->type);
-  choice c = {.p = problem,
-              .layouts = layouts,
-              .device = device,
-              .alignment = alignment,
-              .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
-              .fused = problem->activation || (layouts->present & FUSED_ROLES),
-              .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
-                       (problem->op->denominator != ONEPASS_BY_DEVIATION &&
-                        !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
-              .rows = problem->rows.count,
-              .n = problem->elements.count,
-              .size = size,
-              .vec = 16 / size,
-              .sums_size = onepass_type_size(onepass_type_of_sums(problem->type)),
-              .weights = onepass_has(layouts, ONEPASS_ROLE_WEIGHT) +
-                         onepass_has(layouts, ONEPASS_ROLE_BIAS),
-              .summed = onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) +
-                        onepass_has(layouts, ONEPASS_ROLE_DBIAS),
-              .l = launch};
+  choice c = {
+      .p = problem,
+      .layouts = layouts,
+      .device = device,
+      .alignment = alignment,
+      .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
+      .fused = problem->activation || (layouts->present & FUSED_ROLES),
+      .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
+               (problem->op->denominator != ONEPASS_BY_DEVIATION &&
+                !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
+      .by_channel = onepass_norm_by_channel(problem),
+      .channels = onepass_norm_by_channel(problem) && (onepass_has(layouts, ONEPASS_ROLE_WEIGHT) ||
+                                                       onepass_has(layouts, ONEPASS_ROLE_BIAS)),
+      .rows = problem->rows.count,
+      .n = problem->elements.count,
+      .size = size,
+      .vec = 16 / size,
+      .sums_size = onepass_type_size(onepass_type_of_sums(problem->type)),
+      .weights =
+          onepass_has(layouts, ONEPASS_ROLE_WEIGHT) + onepass_has(layouts, ONEPASS_ROLE_BIAS),
+      .summed =
+          onepass_has(layouts, ONEPASS_ROLE_DWEIGHT) + onepass_has(layouts, ONEPASS_ROLE_DBIAS),
+      .l = launch};
   return asked == ONEPASS_CUDA_BEST ? choose_best(&c) : try_kernel(&c, asked);
 }
 

@@ -34,5 +34,10 @@ struct onepass_plan;
 /* Choose and load the kernels of a checked problem. */
 onepass_status onepass_norm_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked);
 onepass_status onepass_cells_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked);
+/* Of a normalization by channel: as rows if that is possible, as cells otherwise. */
+onepass_status onepass_groups_plan_cuda(struct onepass_plan *plan, onepass_cuda_kernel asked);
+
+onepass_status onepass_cells_queue(const struct onepass_plan *plan, const onepass_buffers *buffers,
+                                   char *workspace, void *stream);
 
 #endif

@@ -420,7 +420,7 @@ onepass_status onepass_make_norm(onepass_plan *plan, const onepass_norm *norm,
                                    .bytes = onepass_bytes_to_move(&plan->layouts)};
   if (plan->device) {
     plan->info.vector = "cuda";
-    return (onepass_norm_by_channel(problem) ? onepass_cells_plan_cuda : onepass_norm_plan_cuda)(
+    return (onepass_norm_by_channel(problem) ? onepass_groups_plan_cuda : onepass_norm_plan_cuda)(
         plan, choices.cuda_kernel);
   }
   if (choices.reference || is_empty_by_channel(problem)) {

@@ -193,18 +193,28 @@ static void draw_trial(trial *t, onepass_dtype dtype) {
   t->norm.eps = 1e-5;
   t->norm.activation = (onepass_activation)(draw(2) ? draw(5) : 0);
   t->offset = draw(4) ? 0.25 : 30;
+  const int plain = draw(3) == 0; /* groups that can be taken as rows */
+  if (plain) {
+    t->norm.op = ONEPASS_GROUP_NORM;
+    t->arrangement = COMPACT;
+    t->norm.activation = ONEPASS_NO_ACTIVATION;
+  }
   if (t->norm.op == ONEPASS_GROUP_NORM) {
     do {
       t->norm.groups = draw(3) ? 1 + draw(channels) : channels;
     } while (channels % t->norm.groups);
   }
   const int by_channel = t->norm.op == ONEPASS_BATCH_NORM || t->norm.groups == channels;
-  t->norm.use_running = by_channel && draw(4) == 0;
+  t->norm.use_running = by_channel && !plain && draw(4) == 0;
   t->norm.momentum = by_channel && !t->norm.use_running ? 0.3 : 0;
   draw_roles(t, by_channel, used);
+  if (plain) {
+    used[RESIDUAL] = used[SUM] = used[DSUM] = used[RUNNING_MEAN] = used[DWEIGHT] = used[DBIAS] = 0;
+    if (t->norm.direction == ONEPASS_BACKWARD) used[WEIGHT] = 0;
+  }
   used[RUNNING_VAR] = used[RUNNING_MEAN];
   const onepass_dtype weights = dtype_size(dtype) == 2 && draw(2) ? ONEPASS_F32 : dtype;
-  const int64_t shift = draw(3) == 0 ? draw(9) : 0, apart = draw(6) == 0;
+  const int64_t shift = !plain && draw(3) == 0 ? draw(9) : 0, apart = !plain && draw(6) == 0;
   for (int r = 0; r < ROLES; r++) {
     if (used[r]) make_array(t, r, shape, ndim, weights, shift + (apart ? r % 3 : 0));
     t->written[r] = used[r] && (r == Y || r == SUM || r == DX || r == DWEIGHT || r == DBIAS);
@@ -396,9 +406,7 @@ static void try_one(onepass_dtype dtype) {
   draw_trial(&t, dtype);
   make_reference(&t, reference);
   allocate(&t, &d);
-  static const int kernels[] = {ONEPASS_CUDA_BEST, ONEPASS_CUDA_PASSES, ONEPASS_CUDA_COLUMNS,
-                                ONEPASS_CUDA_STRIDED};
-  for (int k = 0; k < 4; k++) run_kernel(&t, &d, reference, kernels[k]);
+  for (int k = 0; k < ONEPASS_CUDA_KERNEL_COUNT; k++) run_kernel(&t, &d, reference, k);
   release(&t, &d);
   for (int r = 0; r < ROLES; r++) {
     array_free(t.role[r]);
