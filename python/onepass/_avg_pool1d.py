@@ -84,7 +84,7 @@ def _covers(input: Tensor, window: Window) -> bool:
     kernel, stride, padding, _, _ = window
     if kernel < 1 or stride < 1 or not 0 <= 2 * padding <= kernel:
         return False
-    if not has_known_type(input, "avg_pool1d") or input.dim() not in (2, 3) or input.numel() == 0:
+    if not has_known_type(input) or input.dim() not in (2, 3) or input.numel() == 0:
         return False
     return _pooled(input.shape[-1], window) > 0
 

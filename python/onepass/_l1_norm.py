@@ -55,7 +55,7 @@ def l1_norm(input: Tensor, dim: int = 1, mode: str = "mean", eps: float = 0.0) -
 
 def _covers(input: Tensor, dim: int, eps: float) -> bool:
     """For those who look at tensors without data; where there is data the C library decides."""
-    return has_known_type(input, "l1_norm") and -input.dim() <= dim < input.dim() and eps >= 0
+    return has_known_type(input) and -input.dim() <= dim < input.dim() and eps >= 0
 
 
 def _by_torch(input: Tensor, dim: int, by_sum: bool, eps: float) -> Tensor:

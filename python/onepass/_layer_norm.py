@@ -122,7 +122,7 @@ def _covers(
     bias: Optional[Tensor],
 ) -> bool:
     """For those who look at tensors without data; where there is data the C library decides."""
-    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input, "layer_norm"):
+    if not isinstance(normalized_shape, (tuple, list)) or not has_known_type(input):
         return False
     shape = tuple(normalized_shape)
     if not 1 <= len(shape) <= input.dim():

@@ -364,10 +364,8 @@ class Norm:
         running_var: Optional[Tensor],
     ) -> bool:
         """For those who look at tensors without data; where there is data the C library decides."""
-        op, axis, axes, groups, eps, _, use_running, momentum, activation = description
-        fused = residual is not None or activation != 0
-        name = f"fused_{self.name}" if fused and op != LAYER else self.name
-        if not isinstance(input, Tensor) or not has_known_type(input, name):
+        op, axis, axes, _, eps, _, use_running, momentum, _ = description
+        if not isinstance(input, Tensor) or not has_known_type(input):
             return False
         if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
             return False

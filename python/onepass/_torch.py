@@ -22,7 +22,7 @@ from torch.autograd import Function, forward_ad
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "ON_CUDA", "OPERATOR", "PYTORCH", "SMALL",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "OPERATOR", "PYTORCH", "SMALL",
     "NotCovered", "below_autograd", "casts_under_autocast", "define", "differentiate", "explain",
     "has_known_type", "is_channels_last", "is_compiling", "mark_as_changed", "quick_apply", "to_float32",
     "way_back", "way_of_watched",
@@ -131,19 +131,14 @@ def _covers_cuda(index: int) -> bool:
 _covers_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# What has kernels on a GPU. Only those ask who have no data to show to the C library, which knows.
-# "fused_..." is with a residual, an activation or both.
-ON_CUDA = {"avg_pool1d", "l1_norm", "layer_norm"}
-
-
-def has_known_type(tensor: Tensor, name: str) -> bool:
-    """Whether onepass has kernels for that operator of tensors of this type and rank, on this device."""
+def has_known_type(tensor: Tensor) -> bool:
+    """Whether onepass has kernels for tensors of this type and rank, on this device."""
     if tensor.dtype not in FLOATS:
         return False
     if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
         return False
     if tensor.device.type == "cuda":
-        return name in ON_CUDA and _covers_cuda(tensor.device.index)
+        return _covers_cuda(tensor.device.index)
     return tensor.device.type == "cpu"
 
 

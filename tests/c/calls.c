@@ -220,6 +220,20 @@ onepass_status call_run(const call *c) {
                           : norm_once(&c->norm, &tensors, &c->options);
 }
 
+int kind_has_helper(enum kind kind) {
+  switch (kind) {
+    case RMS_FORWARD:
+    case RMS_BACKWARD:
+    case L2_FORWARD:
+    case L2_BACKWARD:
+    case FUSED_FORWARD:
+    case FUSED_BACKWARD:
+      return 0;
+    default:
+      return 1;
+  }
+}
+
 onepass_status call_helper(const call *c) {
   onepass_tensors t = call_tensors(c);
   const onepass_norm *n = &c->norm;

@@ -88,9 +88,11 @@ int role_is_optional(enum kind kind, enum role role);
 
 onepass_tensors call_tensors(const call *c);
 onepass_status call_plan(const call *c, onepass_plan **plan);
-onepass_status call_run(const call *c);    /* plan, then run */
-onepass_status call_helper(const call *c); /* the one-line function, if there is one; the options do
-                                              not apply */
+onepass_status call_run(const call *c); /* plan, then run */
+int kind_has_helper(enum kind kind);
+onepass_status call_helper(
+    const call *c); /* the one-line function or, on the CPU, what stands for it if there
+                                              is none; the options do not apply */
 
 /* The same call with the same input values, compact, outputs in f64, done by the reference. */
 call *call_reference(const call *c);

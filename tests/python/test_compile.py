@@ -7,7 +7,6 @@ import onepass
 import pytest
 import torch
 from conftest import VERSION, Pair, rms_norm_of_torch
-from onepass import _torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 needs_compile = pytest.mark.skipif(
@@ -67,10 +66,6 @@ def norms(device: str) -> Tuple[Norms, Norms]:
         torch.nn.init.normal_(parameter, 1.0)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
-
-
-def covered(names: set, device: str) -> set:
-    return names if device == "cpu" else names & _torch.ON_CUDA
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +167,7 @@ def test_operators_are_one_piece_for_the_compiler(device: str) -> None:
     assert seen == {"layer_norm", "l1_norm", "avg_pool1d"}
     seen.clear()
     torch.compile(norms(device)[0], fullgraph=True, backend=backend)(torch.randn(4, 6, 16, device=device))
-    assert seen == covered(NORMS, device)
+    assert seen == NORMS
 
 
 @needs_compile
@@ -227,7 +222,7 @@ def test_export_of_norms(training: bool, device: str) -> None:
     theirs.train(training)
     program = torch.export.export(ours, (torch.randn(4, 6, 16, device=device),),
                                   dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
-    assert operators_in(program.graph) == covered(NORMS, device)
+    assert operators_in(program.graph) == NORMS
     run, x = program.module(), torch.randn(9, 6, 16, device=device)
     torch.testing.assert_close(run(x), theirs(x), rtol=1e-4, atol=1e-5)
     exported = dict(run.named_buffers())
@@ -278,9 +273,6 @@ def test_opcheck_of_norms(layout: str, device: str) -> None:
         ("l2_norm", (x, None, None, None, None, None), 1, 2, 0, 0.5, True, False, 0.0, 0),
         ("l1_normalize", (x, None, None, None, None, None), -1, 1, 0, 0.5, True, False, 0.0, 0),
     ):
-        fused = name if not fields[-1] or name.startswith("fused") else f"fused_{name}"
-        if not covered({fused}, device):
-            continue
         operator = getattr(torch.ops.onepass, name)
         recorded = [None if t is None else t.detach().clone().requires_grad_(i < 4)
                     for i, t in enumerate(tensors)]
@@ -294,7 +286,7 @@ def test_opcheck_of_norms(layout: str, device: str) -> None:
 
 def test_make_fx(pair: Pair, device: str) -> None:
     graph = make_fx(lambda x: pair[0](x))(torch.randn(4, 6, 16, device=device))
-    assert len(operators_in(graph.graph)) == 1 or device == "cuda"  # where not all are covered
+    assert len(operators_in(graph.graph)) == 1
     x = torch.randn(4, 6, 16, device=device)
     torch.testing.assert_close(graph(x), pair[1](x))
 
