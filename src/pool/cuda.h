@@ -49,23 +49,19 @@ typedef struct onepass_box_axis {
   onepass_box_divider by_count, by_stride;
 } onepass_box_axis;
 
-/* Tiles, of dense rows. Of the three axes the first is the one that a block walks along: `chunk` of its
- * outputs, `step` at a time. What it needs of the next ones is on its way to shared memory meanwhile, in
- * a ring of `ring` planes, each the rows of a tile of `high` by `wide` outputs. */
-typedef struct onepass_box_tiles {
-  int32_t step, high, wide;
-  int64_t chunk;
-  int64_t chunks, tiles_high, tiles_wide; /* blocks of one outer position */
-  int32_t ring;
-  int32_t rows, pitch; /* of a plane, and bytes from row to row */
-  int32_t row_lanes, column_lanes,
-      made_lanes;       /* threads that share a row of inputs, of what is made
-                                                  across rows, of outputs */
-  int32_t down;         /* if not 0: windows of so many rows, one row apart, go down in registers */
-  int32_t rows_are_one; /* windows have a single row: there is nothing to add up across */
-  onepass_box_divider by_rows, by_high;
+/* Walks: along the first of the three axes, `chunk` of its outputs a thread. A block has `lanes` neighbours along the
+ * last axis, of several rows. */
+typedef struct onepass_box_walk {
+  int32_t lanes; /* a power of two */
+  int32_t chunk;
+  int32_t ring;   /* planes that a thread remembers, or 0 where windows are of one plane */
+  int32_t steady; /* rows of inputs are whole packs of 16 bytes apart */
+  int32_t even;   /* rows of outputs begin at multiples of 16 bytes, and are made of such */
+  int64_t blocks_wide, chunks;
+  onepass_box_divider by_high;
+  uint64_t gaps;         /* bit i: planes i more than a multiple of the stride are in no window */
   int64_t index_step[3]; /* what a step along an axis adds to an index */
-} onepass_box_tiles;
+} onepass_box_walk;
 
 /* The argument of every kernel of boxes. What is not pooled has `outer` times `inner` positions.
  * Threads go through what they make in the order outer, inner, axes; or, with channels_last, outer,
@@ -86,7 +82,7 @@ typedef struct onepass_box_args {
   double factor;
   double divisor, p, elements;
   int32_t team; /* threads that make an output together: a warp's or a block's */
-  onepass_box_tiles tiles;
+  onepass_box_walk walk;
 } onepass_box_args;
 
 #endif

@@ -27,8 +27,9 @@ typedef onepass_pool_args pool_args;
 enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 #include "pool/cuda_boxes.cuh"
+#include "pool/cuda_spans.cuh"
 #include "pool/cuda_teams.cuh"
-#include "pool/cuda_tiles.cuh"
+#include "pool/cuda_walks.cuh"
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
@@ -161,66 +162,6 @@ struct flat_slot {
   }
 };
 
-__device__ inline sums element_of_words(const unsigned *words, int i) {
-  if constexpr (sizeof(element) == 8) {
-    return (sums)__hiloint2double((int)words[2 * i + 1], (int)words[2 * i]);
-  } else if constexpr (sizeof(element) == 4) {
-    return (sums)__uint_as_float(words[i]);
-  } else {
-    union {
-      unsigned short bits;
-      element value;
-    } u;
-    u.bits = (unsigned short)(words[i / 2] >> (i % 2 * 16));
-    return (sums)widen(u.value);
-  }
-}
-
-/* SPAN neighbouring elements in shared memory at any address: aligned vectors that hold at least one of
- * them, shifted by whole words and, of halves, by half a word. */
-template <int SPAN>
-__device__ static void load_span(sums (&to)[SPAN], const char *from) {
-  const int PACKS = (SPAN + VEC - 2) / VEC + 1, WORDS = PACKS * 4, SIZE = sizeof(element);
-  const int phase = (int)((uintptr_t)from % 16);
-  const uint4 *aligned = (const uint4 *)(from - phase);
-  unsigned words[WORDS + 1];
-#pragma unroll
-  for (int i = 0; i < PACKS; i++) {
-    uint4 part = {0, 0, 0, 0};
-    if (i * 16 < phase + SPAN * SIZE) part = aligned[i];
-    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z,
-              words[4 * i + 3] = part.w;
-  }
-  words[WORDS] = 0;
-#pragma unroll
-  for (int bit = 1; bit >= 0; bit--) {
-    const bool shifted = phase >> (bit + 2) & 1;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-      const unsigned stays = words[i], comes = i + (1 << bit) < WORDS ? words[i + (1 << bit)] : 0;
-      words[i] = shifted ? comes : stays;
-    }
-  }
-  if (SIZE == 2) {
-    const unsigned half = (phase & 2) * 8;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) words[i] = __funnelshift_r(words[i], words[i + 1], half);
-  }
-#pragma unroll
-  for (int i = 0; i < SPAN; i++) to[i] = element_of_words(words, i);
-}
-
-/* The sum of COUNT neighbours, as a tree whose small branches neighbouring windows share. */
-template <int COUNT>
-__device__ inline sums tree_sum(const sums *v) {
-  if constexpr (COUNT == 1) {
-    return v[0];
-  } else {
-    const int LEFT = COUNT > 8 ? 8 : COUNT > 4 ? 4 : COUNT > 2 ? 2 : 1;
-    return tree_sum<LEFT>(v) + tree_sum<COUNT - LEFT>(v + LEFT);
-  }
-}
-
 /* ---- Kernels ------------------------------------------------------------------------------------ */
 
 /* Inputs lo.. of a line, `bytes` of them from an aligned address on, to shared memory, without waiting;
@@ -278,7 +219,7 @@ __device__ static void small_windows(const pool_args &a) {
     sums v[SPAN], made[VEC];
     load_span<SPAN>(v, tile + (int)(here * S + offset - lo) * (int)sizeof(element));
 #pragma unroll
-    for (int j = 0; j < VEC; j++) made[j] = tree_sum<K>(v + j * S);
+    for (int j = 0; j < VEC; j++) made[j] = tree_of<false, K, 1>(v + j * S);
     if (plain) {
       store_plain(out + here, made, (sums)a.one_over_kernel);
     } else {
@@ -558,14 +499,39 @@ CHANNEL_KERNELS(max, BOX_MAX)
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
-/* Blocks of a multiprocessor. Doubles take more registers. */
-enum { TILES_AT_ONCE = sizeof(element) == 8 ? 3 : 4 };
-#define TILE_KERNEL(name, OP, INDICES)                               \
-  extern "C" __global__ void __launch_bounds__(BLOCK, TILES_AT_ONCE) \
-      name(const __grid_constant__ box_args args) {                  \
-    tiles_of_windows<OP, INDICES>(args);                             \
+/* Threads that walk: the window's rows and columns in a plane, its stride and dilation along a row. With no columns
+ * it is any. */
+#define WALK_KERNEL(name, op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION, K)         \
+  extern "C" __global__ void __launch_bounds__(WALK_BLOCK, WALKS_OF(COLUMNS, INDICES)) \
+      name(const __grid_constant__ box_args args) {                                    \
+    walk_windows<OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION, K>(args);               \
   }
+/* Blocks of a multiprocessor, by the registers that they need. */
+#define WALKS_OF(COLUMNS, INDICES) \
+  (sizeof(element) == 2 ? (!COLUMNS ? 8 : INDICES ? 3 : 4) : (!COLUMNS ? 10 : INDICES ? 4 : 5))
+#define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                \
+  WALK_KERNEL(walks_##op##_##ROWS##_##COLUMNS##_##STRIDE##_##DILATION, op, OP, INDICES, ROWS, \
+              COLUMNS, STRIDE, DILATION, 0)
+/* Squares that slide from row to row. */
+#define SLIDE(op, OP, INDICES, K) WALK_KERNEL(slides_##op##_##K, op, OP, INDICES, 1, K, 1, 1, K)
+#define WALKS(op, OP, INDICES)      \
+  WALK(op, OP, INDICES, 1, 2, 2, 1) \
+  WALK(op, OP, INDICES, 1, 3, 1, 1) \
+  WALK(op, OP, INDICES, 1, 3, 2, 1) \
+  WALK(op, OP, INDICES, 2, 2, 2, 1) \
+  WALK(op, OP, INDICES, 3, 3, 1, 1) \
+  WALK(op, OP, INDICES, 3, 3, 2, 1) \
+  WALK(op, OP, INDICES, 1, 0, 0, 0) \
+  WALK(op, OP, INDICES, 0, 0, 0, 0) \
+  SLIDE(op, OP, INDICES, 2)         \
+  SLIDE(op, OP, INDICES, 3)
 
-TILE_KERNEL(tiles_avg, BOX_AVG, false)
-TILE_KERNEL(tiles_max, BOX_MAX, false)
-TILE_KERNEL(tiles_max_indices, BOX_MAX, true)
+WALKS(avg, BOX_AVG, false)
+WALKS(max, BOX_MAX, false)
+WALKS(max_indices, BOX_MAX, true)
+SLIDE(avg, BOX_AVG, false, 4)
+SLIDE(avg, BOX_AVG, false, 5)
+SLIDE(max, BOX_MAX, false, 4)
+SLIDE(max, BOX_MAX, false, 5)
+WALK(max, BOX_MAX, false, 1, 8, 1, 3)
+WALK(max, BOX_MAX, false, 3, 3, 2, 3)

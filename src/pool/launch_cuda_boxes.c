@@ -8,17 +8,14 @@
 enum {
   BLOCK = 256,
   WARP = 32,
-  FEW_TERMS = 64,             /* of an output, that one thread adds up in the type of sums */
-  MOST_POSITIONS = 1 << 30,   /* of what kernels count in 32 bits */
-  LARGE_WINDOW = 192,         /* elements that are worth a warp */
-  WINDOW_OF_BLOCK = 8192,     /* elements that are worth a block */
-  SMALL_PLANE = 16384,        /* bytes of planes that tiles hold as a whole */
-  LONGEST_ROW = 4096,         /* bytes of a row that tiles do not cut */
-  SHORTEST_ROW = 64,          /* bytes of a row worth a tile */
-  MOST_ROWS = 64,             /* of outputs in a tile */
-  BYTES_OF_STEP = 20480,      /* on their way to a block, at least while a step is worked on */
-  BYTES_OF_LONG_STEP = 36864, /* where each step begins with rows of the one before */
-  SHARED_OF_SYSTEM = 1024     /* bytes of shared memory that a block costs beside its own */
+  FEW_TERMS = 64,           /* of an output, that one thread adds up in the type of sums */
+  MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
+  LARGE_WINDOW = 192,       /* elements that are worth a warp */
+  WINDOW_OF_BLOCK = 8192,   /* elements that are worth a block */
+  MOST_ALONG = 64,          /* elements of a window along an axis, that a thread goes through */
+  LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
+  WALK_BLOCK = 128,         /* threads that walk */
+  PLANES_AT_ONCE = 2        /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -235,26 +232,20 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   }
 }
 
-/* ---- Tiles ----------------------------------------------------------------------------------- */
-
-/* Inputs that neighbouring outputs need. */
-static int64_t span_of(const onepass_box_axis *axis, int64_t outputs) {
-  return onepass_least((outputs - 1) * axis->stride + axis->extent, axis->length);
-}
+/* ---- Walks ----------------------------------------------------------------------------------- */
 
 static bool is_trivial(const onepass_box_axis *axis) {
   return axis->length == 1 && axis->kernel == 1;
 }
 
-/* The axes as a block walks through them. Planes that are small, and lines, are walked from one to the
- * next, others from their top to their bottom. */
-static void turn_axes(onepass_box_args *args, int64_t size) {
+/* The axes as threads walk through them: planes from their top to their bottom, lines from one to the next. */
+static void turn_axes(onepass_box_args *args) {
   onepass_box_axis *axis = args->axis;
   const int64_t wide = axis[2].length, high = axis[1].length;
-  onepass_box_tiles *tiles = &args->tiles;
+  int64_t *index_step = args->walk.index_step;
   if (!is_trivial(&axis[0])) {
-    memcpy(tiles->index_step, (int64_t[]){high * wide, wide, 1}, sizeof tiles->index_step);
-  } else if (is_trivial(&axis[1]) || high * wide * size <= SMALL_PLANE) {
+    memcpy(index_step, (int64_t[]){high * wide, wide, 1}, sizeof args->walk.index_step);
+  } else if (is_trivial(&axis[1])) {
     axis[0] = (onepass_box_axis){.kernel = 1,
                                  .stride = 1,
                                  .dilation = 1,
@@ -264,109 +255,33 @@ static void turn_axes(onepass_box_args *args, int64_t size) {
                                  .count = args->outer};
     memcpy(axis[0].step, args->outer_step, sizeof axis[0].step);
     args->outer = 1;
-    memcpy(tiles->index_step, (int64_t[]){0, wide, 1}, sizeof tiles->index_step);
+    memcpy(index_step, (int64_t[]){0, wide, 1}, sizeof args->walk.index_step);
   } else {
     const onepass_box_axis none = axis[0];
     axis[0] = axis[1];
     axis[1] = none;
-    memcpy(tiles->index_step, (int64_t[]){wide, 0, 1}, sizeof tiles->index_step);
+    memcpy(index_step, (int64_t[]){wide, 0, 1}, sizeof args->walk.index_step);
   }
 }
 
-/* Whether rows are dense and begin at the same place of 16 bytes. */
-static bool has_even_rows(const onepass_box_args *args, int64_t size) {
-  static const int tensors[] = {ONEPASS_BOX_X, ONEPASS_BOX_Y, ONEPASS_BOX_INDICES};
-  for (int i = 0; i < 3; i++) {
-    if (args->axis[2].step[tensors[i]] > 1) return false;
-  }
-  for (int a = 0; a < 2; a++) {
-    if (args->axis[a].length > 1 && args->axis[a].step[ONEPASS_BOX_X] * size % 16 != 0)
-      return false;
-  }
-  return args->axis[2].step[ONEPASS_BOX_X] == 1 && args->axis[2].step[ONEPASS_BOX_Y] == 1;
-}
-
-/* Windows that leave no large gaps, of as many elements as a thread may go through. */
+/* Windows of as many elements as a thread may go through. */
 static bool has_handy_windows(const onepass_box_args *args) {
   for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
-    if (args->axis[a].stride > 2 * args->axis[a].extent || args->axis[a].kernel > 64) return false;
+    if (args->axis[a].kernel > MOST_ALONG) return false;
   }
-  return args->axis[0].kernel * args->axis[1].kernel <= 128;
+  return args->axis[0].extent <= MOST_ALONG && args->axis[0].kernel * args->axis[1].kernel <= 128;
 }
 
-typedef struct tile_sizes {
-  int64_t step, high, wide, ring, rows, pitch, shared;
-  double cost; /* bytes read for each that is needed */
-} tile_sizes;
-
-static tile_sizes size_tile(const onepass_box_args *args, int64_t size, int64_t column_size,
-                            int64_t step, int64_t high, int64_t wide) {
-  const onepass_box_axis *axis = args->axis;
-  const int64_t span = span_of(&axis[2], wide);
-  tile_sizes s = {.step = step,
-                  .high = high,
-                  .wide = wide,
-                  .ring = span_of(&axis[0], 2 * step),
-                  .rows = span_of(&axis[1], high),
-                  .pitch = onepass_round_up(span * size + 15, 16)};
-  s.shared = s.ring * s.rows * s.pitch;
-  if (!args->tiles.rows_are_one && !args->tiles.down)
-    s.shared += step * high * (s.pitch / size) * column_size;
-  const int64_t needed_high = high < axis[1].pooled ? high * axis[1].stride : axis[1].length;
-  const int64_t needed_wide = wide < axis[2].pooled ? wide * axis[2].stride : axis[2].length;
-  s.cost = (double)s.rows / (double)needed_high * (double)s.pitch / (double)(needed_wide * size);
-  return s;
-}
-
-/* The sizes that read least twice, of those that fit; shared is 0 if none do. */
-static tile_sizes find_sizes(const onepass_box_args *args, int64_t size, int64_t column_size,
-                             int64_t limit) {
-  static const int64_t cuts[] = {1, 2, 3, 4, 6, 8, 12, 16};
-  const onepass_box_axis *high = &args->axis[1], *wide = &args->axis[2];
-  const int64_t fewest = onepass_divide_up(wide->length * size, LONGEST_ROW);
-  tile_sizes best = {.shared = 0};
-  for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-    int64_t columns =
-        onepass_divide_up(wide->pooled, onepass_least(fewest * cuts[i], wide->pooled));
-    if (columns < wide->pooled && columns > WARP) columns = onepass_round_up(columns, WARP);
-    tile_sizes here = size_tile(args, size, column_size, 1, 1, columns);
-    if (here.shared > limit) continue;
-    for (int64_t rows = 2; rows <= onepass_least(high->pooled, MOST_ROWS); rows++) {
-      const tile_sizes taller = size_tile(args, size, column_size, 1, rows, columns);
-      if (taller.shared > limit) break;
-      here = taller;
-    }
-    /* As many tiles, all of the same height. */
-    const int64_t even =
-        onepass_divide_up(high->pooled, onepass_divide_up(high->pooled, here.high));
-    here = size_tile(args, size, column_size, 1, even, columns);
-    if (!best.shared || here.cost < best.cost * 0.98) best = here;
+/* Planes that no window has, by what is left of them after the stride. */
+static uint64_t gaps_of(const onepass_box_axis *axis) {
+  uint64_t gaps = 0;
+  if (axis->stride > 64) return 0; /* all are looked at */
+  for (int64_t left = 0; left < axis->stride; left++) {
+    bool found = false;
+    for (int64_t k = 0; k < axis->kernel; k++) found |= k * axis->dilation % axis->stride == left;
+    if (!found) gaps |= UINT64_C(1) << left;
   }
-  if (!best.shared) return best;
-  for (int64_t step = 2; step <= args->axis[0].pooled; step *= 2) {
-    const tile_sizes longer = size_tile(args, size, column_size, step, best.high, best.wide);
-    const int64_t brought = step * args->axis[0].stride * longer.rows * longer.pitch;
-    const int64_t enough = args->tiles.down ? BYTES_OF_LONG_STEP : BYTES_OF_STEP;
-    if (longer.shared > limit || brought > enough) break;
-    best = longer;
-  }
-  return best;
-}
-
-/* Threads that share each of `rows` rows of `items`: those with which a block is done first, at least a
- * warp if rows are that long. */
-static int32_t lanes_for(int64_t items, int64_t rows) {
-  int32_t best = 1;
-  while (best < items && best < WARP) best *= 2;
-  int64_t turns = onepass_divide_up(items, best) * onepass_divide_up(rows, BLOCK / best);
-  for (int32_t lanes = 2 * best; lanes <= BLOCK; lanes *= 2) {
-    const int64_t here = onepass_divide_up(items, lanes) * onepass_divide_up(rows, BLOCK / lanes);
-    if (here < turns || (here == turns && lanes <= items)) {
-      turns = here;
-      best = lanes;
-    }
-  }
-  return best;
+  return gaps;
 }
 
 /* The chunk that makes at least so many blocks, if there are as many outputs. */
@@ -375,74 +290,122 @@ static int64_t chunk_for(const onepass_box_axis *axis, int64_t blocks, int64_t o
                            onepass_least(axis->pooled, onepass_divide_up(blocks, others)));
 }
 
-/* Outputs of the first axis that a block walks along: so many that little is read twice at its
+/* Outputs of the first axis that a thread walks along: so many that little is read twice at its
  * beginning, so few that the last blocks do not run alone for long. */
-static int64_t chunk_of(const onepass_box_axis *axis, int64_t step, int64_t others,
+static int64_t chunk_of(const onepass_box_axis *axis, int64_t others,
                         const onepass_cuda_properties *device) {
   const int64_t overlap = onepass_most(axis->extent - axis->stride, 0);
-  const int64_t worth = onepass_most(16 * step, onepass_divide_up(20 * overlap, axis->stride));
+  const int64_t worth = onepass_most(16, onepass_divide_up(20 * overlap, axis->stride));
   const int64_t few = 12 * (int64_t)device->multiprocessors, many = 4 * few;
   int64_t chunk = onepass_least(worth, axis->pooled);
   if (onepass_divide_up(axis->pooled, chunk) * others < many) {
-    const int64_t bearable = onepass_most(4 * step, onepass_divide_up(10 * overlap, axis->stride));
+    const int64_t bearable = onepass_most(4, onepass_divide_up(10 * overlap, axis->stride));
     chunk = onepass_most(chunk_for(axis, many, others), onepass_least(chunk, bearable));
   }
   if (onepass_divide_up(axis->pooled, chunk) * others < few) chunk = chunk_for(axis, few, others);
-  return onepass_least(onepass_round_up(chunk, step), axis->pooled);
+  return onepass_least(chunk, axis->pooled);
 }
 
-static bool choose_tiles(const onepass_pool_problem *p, bool indices,
+/* Kernels for windows of so many rows and columns, with that stride and dilation along their rows; those without
+ * columns are for any. */
+#define OF_THREE(kind, window) \
+  { kind "avg" window, kind "max" window, kind "max_indices" window }
+static const struct {
+  int64_t rows, columns, stride, dilation;
+  const char *name[3]; /* averages, maxima, maxima and where they are */
+} walks[] = {{1, 2, 2, 1, OF_THREE("walks_", "_1_2_2_1")},
+             {1, 3, 1, 1, OF_THREE("walks_", "_1_3_1_1")},
+             {1, 3, 2, 1, OF_THREE("walks_", "_1_3_2_1")},
+             {2, 2, 2, 1, OF_THREE("walks_", "_2_2_2_1")},
+             {3, 3, 1, 1, OF_THREE("walks_", "_3_3_1_1")},
+             {3, 3, 2, 1, OF_THREE("walks_", "_3_3_2_1")},
+             {1, 8, 1, 3, {NULL, "walks_max_1_8_1_3", NULL}},
+             {3, 3, 2, 3, {NULL, "walks_max_3_3_2_3", NULL}},
+             {1, 0, 0, 0, OF_THREE("walks_", "_1_0_0_0")},
+             {0, 0, 0, 0, OF_THREE("walks_", "_0_0_0_0")}};
+/* Squares of 2 to 5 that are a row apart. */
+static const char *const slides[][3] = {OF_THREE("slides_", "_2"),
+                                        OF_THREE("slides_", "_3"),
+                                        {"slides_avg_4", "slides_max_4", NULL},
+                                        {"slides_avg_5", "slides_max_5", NULL}};
+
+/* `wide` says whether the kernel makes 16 bytes of outputs at once, as it may, rather than one. */
+static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_wide, bool *wide) {
+  const int64_t rows = axis[1].kernel, columns = axis[2].kernel, planes = axis[0].kernel;
+  size_t i = 0;
+  *wide = true;
+  if (may_be_wide && rows == 1 && planes == columns && planes >= 2 && planes <= 5 &&
+      axis[0].stride == 1 && axis[0].dilation == 1 && axis[2].stride == 1 &&
+      axis[2].dilation == 1 && slides[planes - 2][op]) {
+    return slides[planes - 2][op];
+  }
+  for (;; i++) {
+    const bool any = walks[i].columns == 0;
+    if (walks[i].name[op] && (walks[i].rows == 0 || walks[i].rows == rows) &&
+        (any || (may_be_wide && walks[i].columns == columns && walks[i].stride == axis[2].stride &&
+                 walks[i].dilation == axis[2].dilation))) {
+      *wide = !any;
+      return walks[i].name[op];
+    }
+  }
+}
+
+/* Whether rows are whole packs of 16 bytes apart. */
+static bool has_steady_rows(const onepass_box_args *args, int tensor, int64_t vec) {
+  const bool is_long = tensor == ONEPASS_BOX_X;
+  if (args->outer > 1 && args->outer_step[tensor] % vec) return false;
+  for (int a = 0; a < 2; a++) {
+    const onepass_box_axis *axis = &args->axis[a];
+    if ((is_long ? axis->length : axis->pooled) > 1 && axis->step[tensor] % vec) return false;
+  }
+  return true;
+}
+
+static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_address,
                          const onepass_cuda_properties *device, onepass_box_launch *l) {
   onepass_box_args *args = &l->args;
-  onepass_box_tiles *tiles = &args->tiles;
-  const int64_t size = onepass_type_size(p->type);
-  const int64_t sums = onepass_type_size(onepass_type_of_sums(p->type));
-  const int64_t column_size = sums + (indices ? (int64_t)sizeof(int32_t) : 0);
+  onepass_box_walk *walk = &args->walk;
+  const onepass_box_axis *axis = args->axis;
+  const int64_t vec = 16 / onepass_type_size(p->type);
+  const int op = p->op == ONEPASS_AVG_POOL ? 0 : indices ? 2 : 1;
+  bool is_wide;
   if (p->backward || p->op == ONEPASS_LP_POOL || args->adaptive || args->inner != 1 ||
       args->outer == 0 || args->outer > MOST_POSITIONS || !is_narrow(args)) {
     return false;
   }
-  turn_axes(args, size);
-  const onepass_box_axis *axis = args->axis;
+  turn_axes(args);
   if (axis[0].pooled == 0 || axis[1].pooled == 0 || axis[2].pooled == 0 ||
-      axis[2].length * size < SHORTEST_ROW || !has_even_rows(args, size) ||
-      !has_handy_windows(args)) {
+      axis[2].step[ONEPASS_BOX_X] != 1 || axis[2].step[ONEPASS_BOX_Y] != 1 ||
+      (indices && axis[2].step[ONEPASS_BOX_INDICES] != 1) || !has_handy_windows(args) ||
+      args->outer > MOST_POSITIONS / axis[1].pooled) {
     return false;
   }
-  tiles->rows_are_one = axis[0].kernel == 1 && axis[1].kernel == 1;
-  if (is_trivial(&axis[1]) && axis[0].kernel >= 2 && axis[0].kernel <= 4 && axis[0].stride == 1 &&
-      axis[0].dilation == 1) {
-    tiles->down = (int32_t)axis[0].kernel;
-  }
-  const int64_t third = device->shared_multiprocessor / 3 - SHARED_OF_SYSTEM;
-  const int64_t half = device->shared_multiprocessor / 2 - SHARED_OF_SYSTEM;
-  tile_sizes s = find_sizes(args, size, column_size, third);
-  if (!s.shared || s.cost > 1.25) {
-    const tile_sizes larger = find_sizes(args, size, column_size, half);
-    if (larger.shared && (!s.shared || larger.cost < 0.95 * s.cost)) s = larger;
-  }
-  if (!s.shared) return false;
-  tiles->step = (int32_t)s.step;
-  tiles->high = (int32_t)s.high;
-  tiles->wide = (int32_t)s.wide;
-  tiles->ring = (int32_t)s.ring;
-  tiles->rows = (int32_t)s.rows;
-  tiles->pitch = (int32_t)s.pitch;
-  tiles->tiles_high = onepass_divide_up(axis[1].pooled, s.high);
-  tiles->tiles_wide = onepass_divide_up(axis[2].pooled, s.wide);
-  tiles->row_lanes = lanes_for(s.pitch / 16, s.step * axis[0].stride * s.rows);
-  tiles->column_lanes = lanes_for(s.pitch / 16, s.step * s.high);
-  tiles->made_lanes = lanes_for(s.wide, s.step * s.high);
-  tiles->by_rows = divider_of(s.rows);
-  tiles->by_high = divider_of(s.high);
-  const int64_t others = args->outer * tiles->tiles_high * tiles->tiles_wide;
-  tiles->chunk = chunk_of(&axis[0], s.step, others, device);
-  tiles->chunks = onepass_divide_up(axis[0].pooled, tiles->chunk);
   l->kernel = ONEPASS_CUDA_WINDOWS;
-  l->name = p->op == ONEPASS_AVG_POOL ? "tiles_avg" : indices ? "tiles_max_indices" : "tiles_max";
-  l->grid = others * tiles->chunks;
-  l->shared = (size_t)s.shared;
-  return l->grid <= INT32_MAX;
+  walk->steady = has_steady_rows(args, ONEPASS_BOX_X, vec);
+  l->name = name_walk(axis, op, walk->steady || axis[2].length >= LONG_ROW * vec, &is_wide);
+  l->block = WALK_BLOCK;
+  const int64_t width = is_wide ? vec : 1, places = onepass_divide_up(axis[2].pooled, width);
+  /* Neighbouring rows of a block share what they read. */
+  const int64_t most_lanes = axis[1].pooled > 1 ? 2 * WARP / width : WALK_BLOCK;
+  walk->lanes = 1;
+  while (walk->lanes < places && walk->lanes < most_lanes) walk->lanes *= 2;
+  walk->blocks_wide = onepass_divide_up(places, walk->lanes);
+  walk->by_high = divider_of(axis[1].pooled);
+  walk->even = l->aligned = !any_address && is_wide && axis[2].pooled % vec == 0 &&
+                            has_steady_rows(args, ONEPASS_BOX_Y, vec);
+  const int64_t groups = onepass_divide_up(args->outer * axis[1].pooled, WALK_BLOCK / walk->lanes);
+  walk->chunk = (int32_t)chunk_of(&axis[0], groups * walk->blocks_wide, device);
+  walk->chunks = onepass_divide_up(axis[0].pooled, walk->chunk);
+  l->grid = groups * walk->blocks_wide * walk->chunks;
+  l->shared = WALK_BLOCK * 16;
+  if (axis[0].kernel > 1 || axis[0].stride > 1 || axis[0].padding > 0) {
+    const int64_t sums = onepass_type_size(onepass_type_of_sums(p->type));
+    const int64_t slot = WALK_BLOCK * width * (sums + (indices ? (int64_t)sizeof(int32_t) : 0));
+    walk->ring = (int32_t)axis[0].extent + PLANES_AT_ONCE - 1;
+    walk->gaps = gaps_of(&axis[0]);
+    if (l->name[0] != 's') l->shared += (size_t)(walk->ring * slot); /* slides are in registers */
+  }
+  return l->grid <= INT32_MAX && l->shared <= (size_t)device->shared_block;
 }
 
 /* ---- Teams ----------------------------------------------------------------------------------- */
@@ -481,8 +444,12 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool
   describe(p, &launch->args);
   const onepass_box_args plain = launch->args;
   if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_WINDOWS) {
-    if (choose_teams(p, launch) || choose_tiles(p, indices, device, launch)) return true;
+    if (choose_teams(p, launch) || choose_walks(p, indices, any_address, device, launch))
+      return true;
     launch->args = plain;
+    launch->block = BLOCK;
+    launch->shared = 0;
+    launch->aligned = false;
   }
   if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
   choose_thread_an_output(p, any_address, launch);

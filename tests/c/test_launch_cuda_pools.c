@@ -231,7 +231,7 @@ static const char *describe_box(const box_trial *t) {
   static char text[700];
   const onepass_pool *p = &t->of.pool;
   const onepass_box_launch *l = &t->launch;
-  const onepass_box_tiles *b = &l->args.tiles;
+  const onepass_box_walk *w = &l->args.walk;
   int used = snprintf(text, sizeof text, "op %d direction %d adaptive %d %s", (int)p->op,
                       (int)p->direction, (int)p->adaptive, type_names[t->of.type]);
   for (int d = 0; d < 2 + p->spatial; d++) {
@@ -240,13 +240,12 @@ static const char *describe_box(const box_trial *t) {
   }
   snprintf(text + used, sizeof text - (size_t)used,
            " kernel %lld stride %lld padding %lld dilation %lld%s%s%s on %s, asked for %d: %s grid "
-           "%lld shared %zu step %d high %d wide %d ring %d rows %d pitch %d chunk %lld",
+           "%lld shared %zu lanes %d chunk %d ring %d",
            (long long)p->kernel[0], (long long)p->stride[0], (long long)p->padding[0],
            (long long)p->dilation[0], t->of.channels_last ? " channels last" : "",
            t->of.spread ? " spread" : "", t->of.indices ? " indices" : "", t->on->name,
-           (int)t->asked, l->name ? l->name : "none", (long long)l->grid, l->shared, (int)b->step,
-           (int)b->high, (int)b->wide, (int)b->ring, (int)b->rows, (int)b->pitch,
-           (long long)b->chunk);
+           (int)t->asked, l->name ? l->name : "none", (long long)l->grid, l->shared, (int)w->lanes,
+           (int)w->chunk, (int)w->ring);
   return text;
 }
 
@@ -345,56 +344,74 @@ static void expect_thread_an_output(const box_trial *t) {
   }
 }
 
-static int64_t inputs_of(const onepass_box_axis *axis, int64_t outputs) {
-  return least((outputs - 1) * axis->stride + axis->extent, axis->length);
+/* Whether the planes that walks leave out are those that no window has. */
+static bool knows_gaps(const onepass_box_axis *axis, uint64_t gaps) {
+  for (int64_t plane = 0; plane < axis->stride && axis->stride <= 64; plane++) {
+    bool is_held = false;
+    for (int64_t k = 0; k < axis->kernel; k++) {
+      for (int64_t first = 0; first <= k * axis->dilation; first += axis->stride)
+        is_held |= k * axis->dilation - first == plane;
+    }
+    if ((gaps >> plane & 1) == is_held) return false;
+  }
+  return axis->stride <= 64 || gaps == 0;
 }
 
-static bool are_lanes(int64_t lanes) { return is_power_of_two(lanes) && lanes <= 256; }
-
-static void expect_tiles(const box_trial *t) {
+static void expect_walks(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
-  const onepass_box_tiles *b = &a->tiles;
-  const int64_t size = types[t->of.type].bits / 8, sums = t->of.type == F64 ? 8 : 4;
+  const onepass_box_axis *axis = a->axis;
+  const onepass_box_walk *w = &a->walk;
+  const int64_t sums = t->of.type == F64 ? 8 : 4, vec = 16 * 8 / types[t->of.type].bits;
+  const char *op = t->of.pool.op == ONEPASS_AVG_POOL ? "avg"
+                   : t->of.indices                   ? "max_indices"
+                                                     : "max";
+  const bool slides = strncmp(l->name, "slides_", 7) == 0;
+  const char *window = l->name + strlen(slides ? "slides_" : "walks_") + strlen(op);
+  int rows = 1, columns = 0, stride = 1, dilation = 1;
+  if (slides) {
+    BOX(sscanf(window, "_%d", &columns) == 1);
+    BOX(axis[0].kernel == columns && axis[0].stride == 1 && axis[0].dilation == 1);
+  } else {
+    BOX(sscanf(window, "_%d_%d_%d_%d", &rows, &columns, &stride, &dilation) == 4);
+  }
+  const int64_t width = columns ? vec : 1, places = divide_up(axis[2].pooled, width);
   BOX(t->of.pool.direction == ONEPASS_FORWARD && !a->adaptive && !t->of.spread && a->inner == 1);
-  BOX(b->step >= 1 && b->high >= 1 && b->wide >= 1 && b->chunk >= 1);
-  BOX(b->chunks == divide_up(a->axis[0].pooled, b->chunk));
-  BOX(b->tiles_high == divide_up(a->axis[1].pooled, b->high));
-  BOX(b->tiles_wide == divide_up(a->axis[2].pooled, b->wide));
-  BOX(l->grid == a->outer * b->chunks * b->tiles_high * b->tiles_wide);
-  /* The planes of a step and of the next one, all rows of a tile, from any place in 16 bytes on. */
-  BOX(b->ring >= inputs_of(&a->axis[0], 2 * b->step));
-  BOX(b->rows >= inputs_of(&a->axis[1], b->high));
-  BOX(b->pitch % 16 == 0 && b->pitch >= inputs_of(&a->axis[2], b->wide) * size + 16 - size);
-  BOX(a->axis[0].dilation <= b->ring);
-  int64_t needed = (int64_t)b->ring * b->rows * b->pitch;
-  if (!b->rows_are_one && !b->down) {
-    needed += b->step * b->high * (b->pitch / size) * (sums + (t->of.indices ? 4 : 0));
+  BOX(l->block == 128 && is_power_of_two(w->lanes) && w->lanes <= 128 && w->chunk >= 1);
+  BOX(strncmp(strchr(l->name, '_') + 1, op, strlen(op)) == 0);
+  BOX(rows == 0 || axis[1].kernel == rows);
+  BOX(columns == 0 ||
+      (axis[2].kernel == columns && axis[2].stride == stride && axis[2].dilation == dilation));
+  BOX(axis[2].step[ONEPASS_BOX_X] == 1 && axis[2].step[ONEPASS_BOX_Y] == 1);
+  BOX(w->chunks == divide_up(axis[0].pooled, w->chunk));
+  BOX(w->blocks_wide == divide_up(places, w->lanes));
+  BOX(l->grid == w->chunks * w->blocks_wide * divide_up(a->outer * axis[1].pooled, 128 / w->lanes));
+  BOX(a->outer * axis[1].pooled <= 1 << 30 && divides(w->by_high, axis[1].pooled));
+  BOX(w->even == l->aligned && !(w->even && t->any_address));
+  BOX(!w->even || (columns && axis[2].pooled % vec == 0));
+  BOX(l->shared >= 128 * 16);
+  if (w->ring == 0) {
+    BOX(axis[0].kernel == 1 && axis[0].stride == 1 && axis[0].padding == 0);
+  } else if (!slides) {
+    /* The planes of a window, and the one that is asked for with its last one. */
+    BOX(w->ring >= axis[0].extent + 1 && w->ring > axis[0].dilation * (axis[0].kernel > 1));
+    BOX((int64_t)l->shared >=
+        128 * (16 + w->ring * width * (sums + (t->of.indices ? (int64_t)sizeof(int32_t) : 0))));
+    BOX(knows_gaps(&axis[0], w->gaps));
   }
-  BOX((int64_t)l->shared >= needed);
-  BOX(2 * (int64_t)l->shared <= t->on->properties.shared_multiprocessor);
-  BOX(are_lanes(b->row_lanes) && are_lanes(b->column_lanes) && are_lanes(b->made_lanes));
-  BOX(divides(b->by_rows, b->rows) && divides(b->by_high, b->high));
-  BOX(!b->down || (b->down == a->axis[0].kernel && b->down >= 2 && b->down <= 4 && b->rows == 1 &&
-                   b->high == 1 && a->axis[0].stride == 1 && a->axis[0].dilation == 1));
-  BOX(!b->rows_are_one || (a->axis[0].kernel == 1 && a->axis[1].kernel == 1));
-  for (int k = 0; k < 2; k++) {
-    BOX(a->axis[k].length == 1 || a->axis[k].step[ONEPASS_BOX_X] * size % 16 == 0);
-  }
-  BOX(strcmp(l->name, "tiles_avg") == 0 ||
-      strcmp(l->name, t->of.indices ? "tiles_max_indices" : "tiles_max") == 0);
 }
 
 static void expect_box_launch(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
   BOX(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
-  BOX(l->block == 256 && l->grid >= 0 && l->grid <= INT32_MAX);
+  BOX(l->grid >= 0 && l->grid <= INT32_MAX);
   BOX((int64_t)l->shared <= t->on->properties.shared_block);
+  BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's');
   if (strncmp(l->name, "boxes_", 6) == 0) {
     expect_thread_an_output(t);
-  } else if (strncmp(l->name, "tiles_", 6) == 0) {
-    expect_tiles(t);
+  } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0) {
+    expect_walks(t);
   } else {
     BOX(strncmp(l->name, "teams_", 6) == 0);
     BOX(a->team == 32 || (a->team == 256 && l->shared >= 8 * 12));
@@ -490,18 +507,21 @@ static void test_known_boxes_have_known_kernels(void) {
     box_case of;
     const char *name;
   } known[] = {
-      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}}, "tiles_avg"},
-      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "tiles_max"},
-      {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "tiles_max"},
-      {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}}, "tiles_max"},
-      {{BOX_CASE(ONEPASS_AVG_POOL, 3, 3, 2, 1, 0), .shape = {16, 32, 128, 128, 256}}, "tiles_avg"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}},
+       "walks_avg_1_0_0_0"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "slides_max_4"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "walks_max_1_8_1_3"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}},
+       "walks_max_3_3_2_3"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 3, 3, 2, 1, 0), .shape = {16, 32, 128, 128, 256}},
+       "walks_avg_3_3_2_1"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 112, 112}, .indices = true},
-       "tiles_max_indices"},
+       "walks_max_indices_1_3_2_1"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 112, 112},
         .channels_last = true},
        "boxes_max_forward_channels"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 55, 55}},
-       "boxes_max_forward"},
+       "walks_max_1_0_0_0"},
       {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
         .shape = {256, 512, 56, 56},
         .pooled = {1, 1}},
