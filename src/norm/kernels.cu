@@ -4,6 +4,7 @@
 #include "norm/cuda_cells_lanes.cuh"
 #include "norm/cuda_cells_merge.cuh"
 #include "norm/cuda_cells_runs.cuh"
+#include "norm/cuda_columns.cuh"
 #include "norm/cuda_passes.cuh"
 #include "norm/cuda_ring.cuh"
 #include "norm/cuda_stream.cuh"
@@ -114,19 +115,20 @@ struct packs {
   KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
-#define COLUMNS_KERNELS(name, STATISTIC)                               \
-  KERNEL(COLUMNS_BLOCK, name##_columns_forward_vector,                 \
-         (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))  \
-  KERNEL(COLUMNS_BLOCK, name##_columns_forward_scalar,                 \
-         (columns_forward<element, STATISTIC, 1>(args)))               \
-  KERNEL(COLUMNS_BLOCK, name##_columns_backward_vector,                \
-         (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args))) \
-  KERNEL(COLUMNS_BLOCK, name##_columns_backward_scalar,                \
-         (columns_backward<element, STATISTIC, 1>(args)))
+/* Blocks on a multiprocessor: as many as there are registers for, of which doubles take more. */
+#define COLUMNS_KERNELS(name, STATISTIC, FORWARD)                                    \
+  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : FORWARD, name##_columns_forward_vector, \
+            (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))             \
+  KERNEL_AT(COLUMNS_BLOCK, 4, name##_columns_forward_scalar,                         \
+            (columns_forward<element, STATISTIC, 1>(args)))                          \
+  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : 3, name##_columns_backward_vector,      \
+            (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args)))            \
+  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : 3, name##_columns_backward_scalar,      \
+            (columns_backward<element, STATISTIC, 1>(args)))
 
-COLUMNS_KERNELS(abs, COLUMNS_ABS)
-COLUMNS_KERNELS(squares, COLUMNS_SQUARES)
-COLUMNS_KERNELS(moments, COLUMNS_CENTERED)
+COLUMNS_KERNELS(abs, COLUMNS_ABS, 4)
+COLUMNS_KERNELS(squares, COLUMNS_SQUARES, 4)
+COLUMNS_KERNELS(moments, COLUMNS_CENTERED, 3)
 
 KERNELS_OF(abs, false)
 KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, false>(args)))

@@ -32,7 +32,9 @@ enum {
   COLUMNS_BLOCK = 256,
   COLUMNS_KEPT = 8,
   COLUMNS_KEPT_BACKWARD = 4,
-  COLUMNS_NARROWEST = 64, /* bytes that lanes read together, if rows can wait in registers then */
+  COLUMNS_WIDE = 256, /* bytes that lanes read together, if there are enough strips for the chip */
+  COLUMNS_NARROWEST = 64, /* and if rows can wait in shared memory then */
+  COLUMNS_MEMORY = 22528, /* shared memory of a block besides the rows, at most */
   STRIDED_BLOCK = 256,
   REGISTERS = 65536 /* of a multiprocessor */
 };
@@ -393,8 +395,10 @@ static bool choose_passes(choice *c) {
 static bool lanes_are_dense(const choice *c) {
   const onepass_walk *rows = &c->p->rows;
   /* Sums over rows, which are the lanes here, are for `strided`. */
-  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1)
+  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1 ||
+      c->n > INT32_MAX / 2) {
     return false;
+  }
   for (int i = 0; i < WHOLE_ROLES; i++) {
     if (onepass_has(c->layouts, whole_roles[i]) &&
         rows->stride[whole_roles[i]][rows->ndim - 1] != 1) {
@@ -418,27 +422,36 @@ static bool choose_columns(choice *c) {
     }
   }
   l->width = vector ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  const int64_t vec = vector ? pack : 1;
-  /* Narrower strips where there would be fewer blocks than multiprocessors. */
-  int64_t lanes = WARP, blocks;
-  for (;; lanes /= 2) {
-    blocks = onepass_divide_up(inner, lanes * vec) * (c->rows / inner);
-    if (blocks >= 2 * (int64_t)c->device->multiprocessors || lanes * vec * c->size <= 32) break;
-  }
-  while (lanes > 1 && lanes / 2 * vec >= inner) lanes /= 2;
-  /* Narrower ones, too, where rows would have to be read twice. */
+  const int64_t vec = vector ? pack : 1, bytes = vec * c->size, batches = c->rows / inner;
   const int64_t kept = c->p->backward ? COLUMNS_KEPT_BACKWARD : COLUMNS_KEPT;
-  int64_t narrow = lanes;
-  while (c->n > kept * (COLUMNS_BLOCK / narrow) &&
-         narrow * vec * c->size >= 2 * COLUMNS_NARROWEST) {
-    narrow /= 2;
+  /* As wide as rows can wait in registers, or else as COLUMNS_WIDE says ... */
+  int64_t lanes = COLUMNS_BLOCK;
+  while (c->n > kept * (COLUMNS_BLOCK / lanes) && lanes / 2 * bytes >= COLUMNS_WIDE) lanes /= 2;
+  while (lanes > 1 && lanes / 2 * vec >= inner) lanes /= 2;
+  /* ... but narrower where there would be fewer blocks than the chip has room for. */
+  while (lanes / 2 * bytes >= SECTOR && onepass_divide_up(inner, lanes * vec) * batches <
+                                            4 * (int64_t)c->device->multiprocessors) {
+    lanes /= 2;
   }
-  if (c->n <= kept * (COLUMNS_BLOCK / narrow)) lanes = narrow;
-  blocks = onepass_divide_up(inner, lanes * vec) * (c->rows / inner);
-  if (blocks > INT32_MAX) return false;
+  /* What registers have no room for waits in shared memory, of two blocks on a multiprocessor. */
+  const int64_t room =
+      onepass_least(c->device->shared_block, c->device->shared_multiprocessor / 2) - COLUMNS_MEMORY;
+  for (int64_t narrow = lanes;; narrow /= 2) {
+    const int64_t rest = onepass_divide_up(c->n, COLUMNS_BLOCK / narrow) - kept;
+    const int64_t shared = rest * COLUMNS_BLOCK * bytes * (c->p->backward ? 2 : 1);
+    if (shared <= room) {
+      lanes = narrow;
+      l->chunks = (int32_t)onepass_most(rest, 0);
+      l->shared = (size_t)onepass_most(shared, 0);
+      break;
+    }
+    if (narrow / 2 * bytes < COLUMNS_NARROWEST) break; /* they are read twice */
+  }
+  l->segments = onepass_divide_up(inner, lanes * vec);
+  if (l->segments * batches > INT32_MAX) return false;
   l->team = (int32_t)lanes;
   l->block = COLUMNS_BLOCK;
-  l->grid = blocks;
+  l->grid = l->segments * batches;
   l->launches = 1;
   return true;
 }

@@ -295,8 +295,13 @@ static void expect_columns(const norm_trial *t) {
   const onepass_walk *rows = &t->plan.problem.norm.rows;
   const int64_t vec = vector ? least(t->vec, 4) : 1, inner = rows->size[rows->ndim - 1];
   NORM(!t->summed);
-  NORM(l->block == 256 && is_power_of_two(l->team) && l->team <= 32);
-  NORM(l->grid == divide_up(inner, l->team * vec) * (t->of.rows / inner));
+  NORM(l->block == 256 && is_power_of_two(l->team) && l->team <= 256);
+  NORM(l->segments == divide_up(inner, l->team * vec));
+  NORM(l->grid == l->segments * (t->of.rows / inner));
+  /* Of a thread's elements the first are in registers, the others all in shared memory or none. */
+  const int64_t kept = t->of.backward ? 4 : 8, all = divide_up(t->of.n, 256 / l->team);
+  NORM(l->chunks == 0 || l->chunks == all - kept);
+  NORM((int64_t)l->shared == l->chunks * 256 * vec * t->size * (t->of.backward ? 2 : 1));
   if (vector) {
     NORM(t->alignment == ONEPASS_NORM_ALIGNED && inner % vec == 0);
     NORM(rows->ndim == 1 || moves_by_packs(t, 0, vec, false));
@@ -347,9 +352,10 @@ static void expect_launch(const norm_trial *t) {
   const bool saves = has(t, ONEPASS_ROLE_MEAN) && !t->of.backward;
   const bool works = t->of.rows > 0 && (t->of.n > 0 || saves);
   /* More than stream_memory in cuda_stream.cuh, and than what the others sum blocks in. */
-  const int64_t static_shared = l->kernel != ONEPASS_CUDA_STREAM ? 1536
-                                : t->sums_size == 8              ? 16384
-                                                                 : 8192;
+  const int64_t static_shared = l->kernel == ONEPASS_CUDA_COLUMNS  ? 20608
+                                : l->kernel != ONEPASS_CUDA_STREAM ? 1536
+                                : t->sums_size == 8                ? 16384
+                                                                   : 8192;
   NORM(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   NORM(l->grid <= INT32_MAX && l->grid >= (works ? 1 : 0));
   NORM(l->block > 0 && l->block <= 1024 && l->block % 32 == 0);
