@@ -12,7 +12,6 @@ typedef struct naming {
   const char *statistic;
   const char *direction;
   const char *fused; /* "_fused", or nothing */
-  bool has_weights;
 } naming;
 
 static naming name_kernels(const onepass_plan *plan) {
@@ -20,8 +19,6 @@ static naming name_kernels(const onepass_plan *plan) {
   naming names = {.plan = plan, .direction = p->backward ? "backward" : "forward"};
   const unsigned extra = ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_DSUM);
   names.fused = p->activation || (plan->layouts.present & extra) ? "_fused" : "";
-  names.has_weights = onepass_has(&plan->layouts, ONEPASS_ROLE_WEIGHT) ||
-                      onepass_has(&plan->layouts, ONEPASS_ROLE_BIAS);
   names.statistic = p->op->statistic == ONEPASS_STATISTIC_ABS ? "abs" : "moments";
   return names;
 }
@@ -40,8 +37,7 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   const bool moments = p->op->statistic == ONEPASS_STATISTIC_MOMENTS;
   const char *width = l->width == ONEPASS_NORM_VECTOR ? "vector" : "scalar";
   /* Kernels that hold weights as they are in memory come in two kinds. */
-  const bool by_channel = onepass_norm_by_channel(p) && n->has_weights;
-  const char *weights = by_channel                             ? "_channels"
+  const char *weights = l->channels                            ? "_channels"
                         : moments && p->weight_type != p->type ? "_f32"
                                                                : "";
   const onepass_cuda_launch step = {
@@ -54,10 +50,10 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
       break;
     case ONEPASS_CUDA_BLOCKS:
       snprintf(name, sizeof name, "%s_%s%s%s", n->statistic,
-               l->wide                                 ? "wide_forward"
-               : l->packs == 8                         ? "blocks_forward_long"
-               : l->broad && !*n->fused && !by_channel ? "blocks_forward_late"
-                                                       : "blocks_forward",
+               l->wide                                  ? "wide_forward"
+               : l->packs == 8                          ? "blocks_forward_long"
+               : l->broad && !*n->fused && !l->channels ? "blocks_forward_late"
+                                                        : "blocks_forward",
                n->fused, weights);
       break;
     case ONEPASS_CUDA_RING:

@@ -351,11 +351,12 @@ template <class T, int PACKS, int TENSORS>
 struct thread_ring {
   static const int VEC = vector_of<T>::count;
   char *mine;
-  int threads;
-  __device__ thread_ring(char *shared, int all) : mine(shared + threadIdx.x * 16), threads(all) {}
+  int threads, packs; /* there may be places for fewer packs */
+  __device__ thread_ring(char *shared, int all, int most = PACKS)
+      : mine(shared + threadIdx.x * 16), threads(all), packs(most) {}
   __device__ int position(int i) const { return (int)(threadIdx.x + i * threads) * VEC; }
   __device__ pack<T, VEC> *place(int slot, int tensor, int i) const {
-    return (pack<T, VEC> *)(mine + ((slot * TENSORS + tensor) * PACKS + i) * threads * 16);
+    return (pack<T, VEC> *)(mine + ((slot * TENSORS + tensor) * packs + i) * threads * 16);
   }
   /* Those that the thread has of a row. */
   __device__ void ask(int slot, int tensor, const T *first, const dealt_row<T> &mine) const {

@@ -245,7 +245,7 @@ struct stream {
   /* -- Those who work -- */
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS, CHANNELS ? a.chunks : PACKS);
     /* Rows with weights all start at the same place of a sector: a thread has the same columns of each. */
     const dealt_row<T> of_first(span_of(0), STREAM_WORKERS, PACKS);
     const auto deal = [&](int row) {

@@ -27,6 +27,9 @@ typedef sums_of<element>::type sums;
 
 enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR : 4 };
 
+/* Packs of a worker of `stream` with weights by channel, of which it holds none. */
+enum { STREAM_CHANNELS = 8 };
+
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
  * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
 template <class W, bool MOMENTS>
@@ -173,9 +176,8 @@ KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_chann
           (blocks_forward<element, element, true, BLOCKS_PACKS, false, false, true>(args)))
 KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_channels,
           (blocks_forward<element, element, true, BLOCKS_MANY_PACKS, false, false, true>(args)))
-KERNEL_AT(
-    STREAM_THREADS, 1, moments_stream_forward_channels,
-    (stream_rows<element, element, true, false, packs<element, true>::STREAM_FORWARD, true>(args)))
+KERNEL_AT(STREAM_THREADS, 1, moments_stream_forward_channels,
+          (stream_rows<element, element, true, false, STREAM_CHANNELS, true>(args)))
 
 #define CELLS_KERNEL(blocks, name, call)                              \
   extern "C" __global__ void __launch_bounds__(CELLS_BLOCK, blocks)   \

@@ -25,6 +25,7 @@ enum {
   RING_BACKWARD = 2,
   STREAM_WORKERS = 512,
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
+  STREAM_CHANNELS = 8, /* packs of a worker that holds no weights */
   STREAM_ON_THE_WAY = 1,
   STREAM_MOST_LOOKAHEAD = 24,
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
@@ -121,6 +122,11 @@ static bool takes_vectors(const choice *c) {
   return c->n % c->vec == 0 && rows_are_aligned(c, c->vec, 0);
 }
 
+/* Whether a pack is never of two channels. */
+static bool has_packs_of_channels(const choice *c) {
+  return c->p->spatial.count % c->vec == 0 && takes_vectors(c);
+}
+
 /* ---- Workspace ------------------------------------------------------------------------------- */
 
 static size_t reserve(onepass_norm_launch *l, int64_t bytes) {
@@ -209,6 +215,7 @@ static bool choose_blocks(choice *c) {
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
   const bool scaled_only = c->plain && !c->fused;
+  l->channels = c->channels;
   if (l->width == ONEPASS_NORM_SCALAR || (!scaled_only && l->width == ONEPASS_NORM_PHASED) ||
       c->n > INT32_MAX / 2) {
     return false;
@@ -315,24 +322,43 @@ static int64_t stream_packs(const choice *c) {
   return c->p->backward ? (few ? 1 : 2) : few ? 2 : 4;
 }
 
+/* Blocks of a team, for slices of up to `longest` elements; 0 if the chip has too few. As many teams as it has
+ * room for, each as large as that leaves it. Slices are not so short that workers have no pack of them. */
+static int64_t team_size(const choice *c, int64_t longest) {
+  const int64_t chip = c->device->multiprocessors, needed = onepass_divide_up(c->n, longest);
+  if (needed > chip) return 0;
+  const int64_t most = onepass_least(chip / needed, c->rows);
+  int64_t teams = most;
+  /* Where places are as large as slices, fewer teams if that leaves fewer multiprocessors without work. */
+  for (int64_t fewer = most - 1; c->l->channels && 2 * fewer >= most && fewer > 0; fewer--) {
+    if (chip % fewer < chip % teams) teams = fewer;
+  }
+  const int64_t wanted =
+      onepass_least(chip / teams, onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
+  return onepass_most(needed, wanted);
+}
+
 static bool choose_stream(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
   if (!takes_vectors(c) && !rows_are_alike(c)) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  l->packs = (int32_t)stream_packs(c);
-  const int64_t line = 128 / c->size, room = STREAM_WORKERS * l->packs * c->vec;
-  const int64_t longest = l->width == ONEPASS_NORM_VECTOR ? room : room - line;
-  /* As many teams as the chip has room for, each as large as that leaves it. */
-  const int64_t needed = onepass_divide_up(c->n, longest);
-  if (needed > chip) return false;
-  const int64_t wanted = onepass_least(chip / onepass_least(chip / needed, c->rows),
-                                       onepass_divide_up(c->n, STREAM_WORKERS * c->vec));
-  l->slice = onepass_round_up(onepass_divide_up(c->n, onepass_most(needed, wanted)), line);
+  l->channels = c->channels || (c->by_channel && !c->p->backward && has_packs_of_channels(c));
+  l->packs = (int32_t)(l->channels ? STREAM_CHANNELS : stream_packs(c));
+  const int64_t line = 128 / c->size, pack = STREAM_WORKERS * c->vec;
+  const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
+  const int64_t longest = l->packs * pack - whole, usual = stream_packs(c) * pack - whole;
+  /* Longer slices only where they are needed: the more rows wait for their sums. */
+  int64_t team = team_size(c, usual);
+  if (team == 0) team = team_size(c, longest);
+  if (team == 0) return false;
+  l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  if (l->channels) l->chunks = (int32_t)onepass_divide_up(l->slice, pack);
+  const int64_t places = l->channels ? l->chunks : l->packs;
+  const int64_t slot = places * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
   const int64_t ring = onepass_least((c->device->shared_block - STREAM_MEMORY) / slot,
                                      STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
@@ -497,8 +523,7 @@ static bool can_take_groups(const choice *c, onepass_cuda_kernel kernel) {
       return false;
     }
   }
-  /* Packs of one channel each. */
-  return with_weights && !c->p->backward && c->p->spatial.count % c->vec == 0 && takes_vectors(c);
+  return with_weights && !c->p->backward && has_packs_of_channels(c);
 }
 
 static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {

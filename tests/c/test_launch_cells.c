@@ -342,8 +342,53 @@ static void expect_known_choices(void) {
   EXPECT_TEXT(kernel_name(best_of(spread).kernel), "strided");
 }
 
+/* Groups of channels as rows that a team of blocks reads once. */
+static void expect_stream(cells_case of, int64_t grid, int32_t team, int32_t ring) {
+  cells_trial t = {.of = of, .on = &gpus[H200]};
+  onepass_norm_launch l;
+  of.grouped = true;
+  t.of = of;
+  make(&t);
+  if (!EXPECT(onepass_norm_choose_cuda(&t.plan.problem.norm, &t.plan.layouts, &t.on->properties,
+                                       ONEPASS_CUDA_BEST, ONEPASS_NORM_ALIGNED, &l),
+              "%s", describe(&t))) {
+    return;
+  }
+  EXPECT_TEXT(kernel_name(l.kernel), "stream");
+  EXPECT_INT(l.grid, grid);
+  EXPECT_INT(l.team, team);
+  EXPECT_INT(l.ring, ring);
+  EXPECT_INT(l.channels, 1);
+  EXPECT(l.slice <= l.chunks * 512 * t.vec && l.chunks <= l.packs, "%s", describe(&t));
+  EXPECT(l.shared == (size_t)(l.ring * l.chunks) * 512 * 16, "%s", describe(&t));
+  EXPECT(l.lookahead >= 1 && l.lookahead + 2 == l.ring, "%s", describe(&t));
+}
+
+static void expect_groups_in_streams(void) {
+  cells_case of = {.type = F32,
+                   .extras = WEIGHTS,
+                   .batches = 112,
+                   .channels = 64,
+                   .height = 512,
+                   .width = 512,
+                   .groups = 8};
+  expect_stream(of, 132, 132, 3);
+  of.extras = 0;
+  expect_stream(of, 132, 132, 3);
+  of.type = BF16;
+  expect_stream(of, 132, 132, 6);
+  of.extras = WEIGHTS;
+  of.groups = 64; /* instance_norm */
+  expect_stream(of, 132, 22, 8);
+  of.type = F32;
+  expect_stream(of, 132, 33, 6);
+  of.height = 256;
+  expect_stream(of, 132, 22, 8);
+}
+
 int main(void) {
   expect_sizes();
   expect_known_choices();
+  expect_groups_in_streams();
   return expect_report("test_launch_cells");
 }
