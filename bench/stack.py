@@ -10,17 +10,16 @@ On a CPU it is the clock's time. Medians of rounds that the two models take in t
 
 import argparse
 import copy
-import statistics
-import time
 from functools import partial
-from typing import Callable, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 import onepass
 import torch
 from torch import Tensor, nn
 
+from model_timing import REPLAYS, Work, compare, print_head, print_row, recorded
+
 TOKENS, WIDTH, HEADS = 197, 768, 12
-REPLAYS = 5  # in a row: the first one is late by what launching takes
 
 
 class Block(nn.Module):
@@ -51,9 +50,6 @@ class Stack(nn.Module):
         return self.norm(self.blocks(x))
 
 
-Work = Callable[[], Sequence[Tensor]]
-
-
 def whole_stack(model: nn.Module, inputs: List[Tensor], grad: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(model(inputs[0]), [inputs[0], *model.parameters()], grad)
 
@@ -64,56 +60,6 @@ def norms_alone(model: nn.Module, inputs: List[Tensor], grad: Tensor) -> Sequenc
     outputs = [norm(x) for norm, x in zip(norms, inputs)]
     wanted = [*inputs, *(parameter for norm in norms for parameter in norm.parameters())]
     return torch.autograd.grad(outputs, wanted, [grad] * len(outputs))
-
-
-def recorded(work: Work) -> Work:
-    """The same work as one CUDA graph. Whatever it does only once, such as loading kernels, must be done
-    before it is recorded, and on a stream other than the default one."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = work()
-
-    def replay() -> Sequence[Tensor]:
-        graph.replay()
-        return results
-    return replay
-
-
-def milliseconds(work: Work, device: str, times: int) -> float:
-    """Of one of so many in a row."""
-    if device == "cpu":
-        start = time.perf_counter()
-        for _ in range(times):
-            work()
-        return 1e3 * (time.perf_counter() - start) / times
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(times):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / times
-
-
-def compare(works: Dict[str, Work], device: str, times: int, rounds: int) -> Dict[str, float]:
-    taken: Dict[str, List[float]] = {name: [] for name in works}
-    for _ in range(rounds + 3):
-        for name, work in works.items():
-            taken[name].append(milliseconds(work, device, times))
-    return {name: statistics.median(values[3:]) for name, values in taken.items()}
-
-
-def print_row(name: str, times: Dict[str, float]) -> None:
-    print(f"{name:34}{times['PyTorch']:10.3f}{times['onepass']:10.3f}"
-          f"{times['PyTorch'] / times['onepass']:8.2f}x", flush=True)
 
 
 def main() -> None:
@@ -136,7 +82,7 @@ def main() -> None:
         apart = (original(inputs[0]) - patched(inputs[0])).abs().max().item()
     print(f"PyTorch {torch.__version__}, {options.device}; {options.depth} blocks, {shape}, bf16, "
           f"forward and backward, ms; outputs differ by {apart:.1e} at most")
-    print(f"{'':34}{'PyTorch':>10}{'onepass':>10}{'faster':>9}")
+    print_head("PyTorch", "onepass", "faster")
     device = grad.device.type
     tasks = {"norms alone": norms_alone, "whole stack": whole_stack}
     works: Dict[str, Dict[str, Work]] = {
