@@ -118,15 +118,21 @@ struct packs {
   KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
-/* Blocks on a multiprocessor: as many as there are registers for, of which doubles take more. */
-#define COLUMNS_KERNELS(name, STATISTIC, FORWARD)                                    \
-  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : FORWARD, name##_columns_forward_vector, \
-            (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))             \
-  KERNEL_AT(COLUMNS_BLOCK, 4, name##_columns_forward_scalar,                         \
-            (columns_forward<element, STATISTIC, 1>(args)))                          \
-  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : 3, name##_columns_backward_vector,      \
-            (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args)))            \
-  KERNEL_AT(COLUMNS_BLOCK, VECTOR == 2 ? 2 : 3, name##_columns_backward_scalar,      \
+/* Blocks on a multiprocessor: as many as there are registers for. Doubles take more of them, and so does what
+ * the compiler makes for GPUs from 10.0 on. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define COLUMNS_BLOCKS(blocks) (VECTOR == 2 || blocks < 4 ? 2 : 3)
+#else
+#define COLUMNS_BLOCKS(blocks) (VECTOR == 2 ? 2 : blocks)
+#endif
+#define COLUMNS_KERNELS(name, STATISTIC, FORWARD)                                  \
+  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(FORWARD), name##_columns_forward_vector, \
+            (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))           \
+  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(4), name##_columns_forward_scalar,       \
+            (columns_forward<element, STATISTIC, 1>(args)))                        \
+  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_vector,      \
+            (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args)))          \
+  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_scalar,      \
             (columns_backward<element, STATISTIC, 1>(args)))
 
 COLUMNS_KERNELS(abs, COLUMNS_ABS, 4)
