@@ -42,6 +42,11 @@ __device__ inline void prefetch_bytes(uintptr_t address, unsigned bytes) {
 }
 #endif
 
+/* What will be needed soon comes to the second-level cache. */
+__device__ inline void prefetch(const void *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* ---- Copies from global to shared memory that do not wait ---- */
 
 /* 16 bytes of which the first `valid` are read; the others become zeros. The 256 bytes around them come to the

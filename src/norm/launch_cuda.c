@@ -344,13 +344,15 @@ static bool choose_stream(choice *c) {
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
   if (!takes_vectors(c) && !rows_are_alike(c)) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  l->channels = c->channels || (c->by_channel && !c->p->backward && has_packs_of_channels(c));
-  l->packs = (int32_t)(l->channels ? STREAM_CHANNELS : stream_packs(c));
   const int64_t line = 128 / c->size, pack = STREAM_WORKERS * c->vec;
   const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
-  const int64_t longest = l->packs * pack - whole, usual = stream_packs(c) * pack - whole;
-  /* Longer slices only where they are needed: the more rows wait for their sums. */
-  int64_t team = team_size(c, usual);
+  /* Longer slices only where they are needed: the more rows wait for their sums, and the kernel for them has more
+   * to do. */
+  l->channels = c->channels;
+  int64_t team = team_size(c, stream_packs(c) * pack - whole);
+  if (team == 0) l->channels |= c->by_channel && !c->p->backward && has_packs_of_channels(c);
+  l->packs = (int32_t)(l->channels ? STREAM_CHANNELS : stream_packs(c));
+  const int64_t longest = l->packs * pack - whole;
   if (team == 0) team = team_size(c, longest);
   if (team == 0) return false;
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);

@@ -68,6 +68,15 @@ struct walk_terms {
   }
 };
 
+template <bool FIRST, class A, class B>
+struct choice {
+  typedef A type;
+};
+template <class A, class B>
+struct choice<false, A, B> {
+  typedef B type;
+};
+
 /* Of 16 bytes of a row those that are in it. Not in line: rows that begin or end within 16 bytes are rare. */
 __device__ static __noinline__ uint4 load_part(const element *row, int first, int length,
                                                uint4 words) {
@@ -83,17 +92,20 @@ __device__ static __noinline__ uint4 load_part(const element *row, int first, in
   return u.words;
 }
 
-/* ROWS by COLUMNS: the window in a plane, with that STRIDE and DILATION along its rows. Or COLUMNS is 0: any, and
- * a single output; then so is ROWS if it is 0. K: the planes of windows that are one plane apart, or 0. */
-template <int OP, bool INDICES, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
+/* WIDTH outputs, side by side, of windows that have ROWS by COLUMNS elements in a plane, with that STRIDE and DILATION
+ * along their rows. 0 COLUMNS or ROWS are any, for a single output. K: the planes of windows that are one plane
+ * apart, or 0. */
+template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
 struct window_walk {
-  static const int WIDTH = COLUMNS ? VEC : 1;
   static const int SPAN = (WIDTH - 1) * STRIDE + (COLUMNS - 1) * DILATION + 1;
   /* Planes that are asked for before the first of them is looked at. */
   static const int AT_ONCE = COLUMNS == 0 || ROWS > 1 || SPAN > 3 * VEC ? 1
+                             : WIDTH == 1                               ? 4
                              : K == 3                                   ? 3
                              : K == 5                                   ? 1
                                                                         : 2;
+  /* Where little is under way at a time. */
+  static const bool LOOKS_AHEAD = WIDTH > 1 && ROWS == 1 && AT_ONCE == 1;
   typedef walk_values<OP, INDICES, WIDTH> values;
   const box_args &a;
   const onepass_box_walk &t;
@@ -143,7 +155,7 @@ struct window_walk {
 #pragma unroll
       for (int j = 0; j < WIDTH; j++) divisor[j] = of_rows * window_along(a, 2, wide + j).divisor;
     }
-    if constexpr (COLUMNS != 0) packs = packs_of(x);
+    if constexpr (WIDTH > 1) packs = packs_of(x);
     stage = shared + threadIdx.x / WARP * (WARP * 16);
     ring = shared + WALK_BLOCK * 16;
   }
@@ -176,6 +188,20 @@ struct window_walk {
     const unsigned low = OP != BOX_MAX || sizeof(element) == 8 ? 0u : LEAST_WORD;
     const unsigned high = OP != BOX_MAX ? 0u : LEAST_WORD;
     return make_uint4(low, high, low, high);
+  }
+  struct row_terms {
+    sums v[COLUMNS ? COLUMNS : 1];
+  };
+  __device__ void ask(row_terms &r, const element *row, bool there) const {
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k++) {
+      r.v[k] = values::nothing();
+      if (there && columns.has(k)) r.v[k] = widen(row[columns.at + k * DILATION]);
+    }
+  }
+  __device__ void answer(values &made, row_terms &r, int index) const {
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k++) made.take(0, r.v[k], index + columns.at + k * DILATION);
   }
   __device__ void ask(row_words &r, const element *row, bool there) const {
     row_packs p = packs;
@@ -230,25 +256,33 @@ struct window_walk {
       }
     }
   }
-  /* Any number of terms, AT_ONCE_IN_ROW of them asked for together. */
-  template <int AT_ONCE_IN_ROW>
+  /* Any number of terms: eight are asked for together and, of what is left, four. UNIT: without dilation. */
+  template <bool UNIT>
   __device__ void go_through(values &made, const element *plane, int index) const {
     const int row_move = (int)(a.axis[1].dilation * a.axis[1].step[ONEPASS_BOX_X]);
-    const int move = (int)a.axis[2].dilation;
+    const int move = UNIT ? 1 : (int)a.axis[2].dilation;
     for (int j = rows.begin; j < rows.end; j++) {
-      int at = columns.first(a.axis[2]);
-      const element *row = plane + j * row_move;
-      const int row_at = index + j * (int)a.axis[1].dilation * (int)t.index_step[1];
-      for (int k = columns.begin; k < columns.end; k += AT_ONCE_IN_ROW) {
-        sums v[AT_ONCE_IN_ROW];
+      int k = columns.begin, left = columns.end - k;
+      const element *from = plane + (j * row_move + columns.at + k * move);
+      int at = INDICES ? index + j * (int)a.axis[1].dilation * (int)t.index_step[1] + columns.at +
+                             k * move
+                       : 0;
+      for (; left >= 8; left -= 8, from += 8 * move, at += 8 * move) {
+        sums v[8];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE_IN_ROW; i++) {
+        for (int i = 0; i < 8; i++) v[i] = widen(from[i * move]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) made.take(0, v[i], at + i * move);
+      }
+      for (; left > 0; left -= 4, from += 4 * move, at += 4 * move) {
+        sums v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
           v[i] = values::nothing();
-          if (k + i < columns.end) v[i] = widen(row[at + i * move]);
+          if (i < left) v[i] = widen(from[i * move]);
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE_IN_ROW; i++) made.take(0, v[i], row_at + at + i * move);
-        at += AT_ONCE_IN_ROW * move;
+        for (int i = 0; i < 4; i++) made.take(0, v[i], at + i * move);
       }
     }
   }
@@ -262,15 +296,16 @@ struct window_walk {
     for (int u = 0; u < AT_ONCE; u++) made[u].start();
     if constexpr (COLUMNS == 0) {
       if (exists<ALL>(first) && count > 0) {
-        if (a.axis[2].kernel <= 4) {
-          go_through<4>(made[0], plane, index);
+        if (OP == BOX_AVG || a.axis[2].dilation == 1) {
+          go_through<true>(made[0], plane, index);
         } else {
-          go_through<8>(made[0], plane, index);
+          go_through<false>(made[0], plane, index);
         }
       }
     } else {
       const int row_move = (int)(a.axis[1].dilation * a.axis[1].step[ONEPASS_BOX_X]);
-      row_words r[AT_ONCE][ROWS];
+      typename choice<(WIDTH > 1), row_words, row_terms>::type r[AT_ONCE][ROWS ? ROWS : 1];
+      if constexpr (LOOKS_AHEAD) look_ahead(plane + 2 * step, first + 2);
 #pragma unroll
       for (int u = 0; u < AT_ONCE; u++) {
         const bool there = exists<ALL>(first + u);
@@ -288,6 +323,10 @@ struct window_walk {
         }
       }
     }
+  }
+  /* A pack of each lane comes to the second-level cache: together they are what is new to the warp there. */
+  __device__ void look_ahead(const element *plane, int number) const {
+    if (number < (int)deep.length && (packs.whole >> 1 & 1)) prefetch(plane + packs.first + VEC);
   }
   template <bool ALL>
   __device__ bool exists(int plane) const {
@@ -494,14 +533,14 @@ struct window_walk {
 
 /* A block has `lanes` neighbouring places of as many rows as it has threads for, of any planes. K: windows of K
  * planes, one plane apart. */
-template <int OP, bool INDICES, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
+template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
 __device__ static void walk_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
-  typedef window_walk<OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION, K> walk_type;
+  typedef window_walk<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K> walk_type;
   const onepass_box_walk &t = a.walk;
   unsigned rest = blockIdx.x;
   const int lane = (int)threadIdx.x & (t.lanes - 1);
-  const int wide = ((int)(rest % (unsigned)t.blocks_wide) * t.lanes + lane) * walk_type::WIDTH;
+  const int wide = ((int)(rest % (unsigned)t.blocks_wide) * t.lanes + lane) * WIDTH;
   rest /= (unsigned)t.blocks_wide;
   const int chunk = (int)(rest % (unsigned)t.chunks);
   rest /= (unsigned)t.chunks;

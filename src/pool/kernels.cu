@@ -499,21 +499,39 @@ CHANNEL_KERNELS(max, BOX_MAX)
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
-/* Threads that walk: the window's rows and columns in a plane, its stride and dilation along a row. With no columns
- * it is any. */
-#define WALK_KERNEL(name, op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION, K)         \
-  extern "C" __global__ void __launch_bounds__(WALK_BLOCK, WALKS_OF(COLUMNS, INDICES)) \
-      name(const __grid_constant__ box_args args) {                                    \
-    walk_windows<OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION, K>(args);               \
+/* Blocks of a multiprocessor, by the registers that they need: no kernel may spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+enum { WALKS_OF_FLOATS = 6 };
+#else
+enum { WALKS_OF_FLOATS = 5 };
+#endif
+static constexpr int walks_at_once(int op, bool indices, int width, int rows, int columns,
+                                   int dilation, int k) {
+  if (width == 1) {
+    if (indices || sizeof(element) == 8) return columns ? 8 : 5;
+    return op == BOX_MAX && !columns ? 6 : 12;
   }
-/* Blocks of a multiprocessor, by the registers that they need. */
-#define WALKS_OF(COLUMNS, INDICES) \
-  (sizeof(element) == 2 ? (!COLUMNS ? 8 : INDICES ? 3 : 4) : (!COLUMNS ? 10 : INDICES ? 4 : 5))
-#define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                \
-  WALK_KERNEL(walks_##op##_##ROWS##_##COLUMNS##_##STRIDE##_##DILATION, op, OP, INDICES, ROWS, \
+  if (sizeof(element) == 2) return indices ? 3 : 4;
+  if (sizeof(element) == 8 || indices) return 4;
+  return rows > 1 && dilation > 1 ? 5 : rows > 1 || k ? WALKS_OF_FLOATS : 7;
+}
+
+/* Threads that walk: the outputs of each, the window's rows and columns in a plane, its stride and dilation along a
+ * row. With no columns it is any. */
+#define WALK_KERNEL(name, OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K) \
+  extern "C" __global__ void __launch_bounds__(                                   \
+      WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION, K))  \
+      name(const __grid_constant__ box_args args) {                               \
+    walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K>(args);   \
+  }
+#define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                 \
+  WALK_KERNEL(walks_##op##_##ROWS##_##COLUMNS##_##STRIDE##_##DILATION, OP, INDICES, VEC, ROWS, \
               COLUMNS, STRIDE, DILATION, 0)
 /* Squares that slide from row to row. */
-#define SLIDE(op, OP, INDICES, K) WALK_KERNEL(slides_##op##_##K, op, OP, INDICES, 1, K, 1, 1, K)
+#define SLIDE(op, OP, INDICES, K) WALK_KERNEL(slides_##op##_##K, OP, INDICES, VEC, 1, K, 1, 1, K)
+/* A single output, for short rows: those are seldom made of packs. */
+#define STEP(op, OP, INDICES, ROWS, COLUMNS) \
+  WALK_KERNEL(steps_##op##_##ROWS##_##COLUMNS, OP, INDICES, 1, ROWS, COLUMNS, 1, 1, 0)
 #define WALKS(op, OP, INDICES)      \
   WALK(op, OP, INDICES, 1, 2, 2, 1) \
   WALK(op, OP, INDICES, 1, 3, 1, 1) \
@@ -521,10 +539,12 @@ BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
   WALK(op, OP, INDICES, 2, 2, 2, 1) \
   WALK(op, OP, INDICES, 3, 3, 1, 1) \
   WALK(op, OP, INDICES, 3, 3, 2, 1) \
-  WALK(op, OP, INDICES, 1, 0, 0, 0) \
-  WALK(op, OP, INDICES, 0, 0, 0, 0) \
   SLIDE(op, OP, INDICES, 2)         \
-  SLIDE(op, OP, INDICES, 3)
+  SLIDE(op, OP, INDICES, 3)         \
+  STEP(op, OP, INDICES, 1, 2)       \
+  STEP(op, OP, INDICES, 1, 3)       \
+  STEP(op, OP, INDICES, 1, 0)       \
+  STEP(op, OP, INDICES, 0, 0)
 
 WALKS(avg, BOX_AVG, false)
 WALKS(max, BOX_MAX, false)

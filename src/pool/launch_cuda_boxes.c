@@ -15,7 +15,7 @@ enum {
   MOST_ALONG = 64,          /* elements of a window along an axis, that a thread goes through */
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
-  PLANES_AT_ONCE = 2        /* at most, that a walk asks for before it looks at the first */
+  PLANES_AT_ONCE = 4        /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -306,8 +306,8 @@ static int64_t chunk_of(const onepass_box_axis *axis, int64_t others,
   return onepass_least(chunk, axis->pooled);
 }
 
-/* Kernels for windows of so many rows and columns, with that stride and dilation along their rows; those without
- * columns are for any. */
+/* Kernels for windows of so many rows and columns, with that stride and dilation along their rows; 0 is any. Only
+ * those whose names begin with "steps" make a single output at a time. */
 #define OF_THREE(kind, window) \
   { kind "avg" window, kind "max" window, kind "max_indices" window }
 static const struct {
@@ -321,31 +321,34 @@ static const struct {
              {3, 3, 2, 1, OF_THREE("walks_", "_3_3_2_1")},
              {1, 8, 1, 3, {NULL, "walks_max_1_8_1_3", NULL}},
              {3, 3, 2, 3, {NULL, "walks_max_3_3_2_3", NULL}},
-             {1, 0, 0, 0, OF_THREE("walks_", "_1_0_0_0")},
-             {0, 0, 0, 0, OF_THREE("walks_", "_0_0_0_0")}};
+             {1, 2, 0, 1, OF_THREE("steps_", "_1_2")},
+             {1, 3, 0, 1, OF_THREE("steps_", "_1_3")},
+             {1, 0, 0, 0, OF_THREE("steps_", "_1_0")},
+             {0, 0, 0, 0, OF_THREE("steps_", "_0_0")}};
 /* Squares of 2 to 5 that are a row apart. */
 static const char *const slides[][3] = {OF_THREE("slides_", "_2"),
                                         OF_THREE("slides_", "_3"),
                                         {"slides_avg_4", "slides_max_4", NULL},
                                         {"slides_avg_5", "slides_max_5", NULL}};
 
-/* `wide` says whether the kernel makes 16 bytes of outputs at once, as it may, rather than one. */
-static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_wide, bool *wide) {
-  const int64_t rows = axis[1].kernel, columns = axis[2].kernel, planes = axis[0].kernel;
-  size_t i = 0;
-  *wide = true;
-  if (may_be_wide && rows == 1 && planes == columns && planes >= 2 && planes <= 5 &&
-      axis[0].stride == 1 && axis[0].dilation == 1 && axis[2].stride == 1 &&
-      axis[2].dilation == 1 && slides[planes - 2][op]) {
+static bool is_or_any(int64_t number, int64_t wanted) { return number == 0 || number == wanted; }
+
+static bool is_step(const char *name) { return strncmp(name, "steps", 5) == 0; }
+
+static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_wide) {
+  const int64_t planes = axis[0].kernel;
+  const onepass_box_axis *along = &axis[2];
+  if (may_be_wide && axis[1].kernel == 1 && planes == along->kernel && planes >= 2 && planes <= 5 &&
+      axis[0].stride == 1 && axis[0].dilation == 1 && along->stride == 1 && along->dilation == 1 &&
+      slides[planes - 2][op]) {
     return slides[planes - 2][op];
   }
-  for (;; i++) {
-    const bool any = walks[i].columns == 0;
-    if (walks[i].name[op] && (walks[i].rows == 0 || walks[i].rows == rows) &&
-        (any || (may_be_wide && walks[i].columns == columns && walks[i].stride == axis[2].stride &&
-                 walks[i].dilation == axis[2].dilation))) {
-      *wide = !any;
-      return walks[i].name[op];
+  for (size_t i = 0;; i++) {
+    const char *name = walks[i].name[op];
+    if (name && (may_be_wide || is_step(name)) && is_or_any(walks[i].rows, axis[1].kernel) &&
+        is_or_any(walks[i].columns, along->kernel) && is_or_any(walks[i].stride, along->stride) &&
+        is_or_any(walks[i].dilation, along->dilation)) {
+      return name;
     }
   }
 }
@@ -368,7 +371,6 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   const onepass_box_axis *axis = args->axis;
   const int64_t vec = 16 / onepass_type_size(p->type);
   const int op = p->op == ONEPASS_AVG_POOL ? 0 : indices ? 2 : 1;
-  bool is_wide;
   if (p->backward || p->op == ONEPASS_LP_POOL || args->adaptive || args->inner != 1 ||
       args->outer == 0 || args->outer > MOST_POSITIONS || !is_narrow(args)) {
     return false;
@@ -382,8 +384,9 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   }
   l->kernel = ONEPASS_CUDA_WINDOWS;
   walk->steady = has_steady_rows(args, ONEPASS_BOX_X, vec);
-  l->name = name_walk(axis, op, walk->steady || axis[2].length >= LONG_ROW * vec, &is_wide);
+  l->name = name_walk(axis, op, walk->steady || axis[2].length >= LONG_ROW * vec);
   l->block = WALK_BLOCK;
+  const bool is_wide = !is_step(l->name);
   const int64_t width = is_wide ? vec : 1, places = onepass_divide_up(axis[2].pooled, width);
   /* Neighbouring rows of a block share what they read. */
   const int64_t most_lanes = axis[1].pooled > 1 ? 2 * WARP / width : WALK_BLOCK;
@@ -403,7 +406,8 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
     const int64_t slot = WALK_BLOCK * width * (sums + (indices ? (int64_t)sizeof(int32_t) : 0));
     walk->ring = (int32_t)axis[0].extent + PLANES_AT_ONCE - 1;
     walk->gaps = gaps_of(&axis[0]);
-    if (l->name[0] != 's') l->shared += (size_t)(walk->ring * slot); /* slides are in registers */
+    if (strncmp(l->name, "slides", 6) != 0)
+      l->shared += (size_t)(walk->ring * slot); /* slides are in registers */
   }
   return l->grid <= INT32_MAX && l->shared <= (size_t)device->shared_block;
 }

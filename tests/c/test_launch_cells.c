@@ -343,7 +343,8 @@ static void expect_known_choices(void) {
 }
 
 /* Groups of channels as rows that a team of blocks reads once. */
-static void expect_stream(cells_case of, int64_t grid, int32_t team, int32_t ring) {
+static void expect_stream(cells_case of, bool by_channel, int64_t grid, int32_t team,
+                          int32_t ring) {
   cells_trial t = {.of = of, .on = &gpus[H200]};
   onepass_norm_launch l;
   of.grouped = true;
@@ -358,9 +359,10 @@ static void expect_stream(cells_case of, int64_t grid, int32_t team, int32_t rin
   EXPECT_INT(l.grid, grid);
   EXPECT_INT(l.team, team);
   EXPECT_INT(l.ring, ring);
-  EXPECT_INT(l.channels, 1);
-  EXPECT(l.slice <= l.chunks * 512 * t.vec && l.chunks <= l.packs, "%s", describe(&t));
-  EXPECT(l.shared == (size_t)(l.ring * l.chunks) * 512 * 16, "%s", describe(&t));
+  EXPECT_INT(l.channels, by_channel);
+  const int32_t packs = by_channel ? l.chunks : l.packs;
+  EXPECT(l.slice <= packs * 512 * t.vec && packs <= l.packs, "%s", describe(&t));
+  EXPECT(l.shared == (size_t)(l.ring * packs) * 512 * 16, "%s", describe(&t));
   EXPECT(l.lookahead >= 1 && l.lookahead + 2 == l.ring, "%s", describe(&t));
 }
 
@@ -372,18 +374,18 @@ static void expect_groups_in_streams(void) {
                    .height = 512,
                    .width = 512,
                    .groups = 8};
-  expect_stream(of, 132, 132, 3);
+  expect_stream(of, true, 132, 132, 3);
   of.extras = 0;
-  expect_stream(of, 132, 132, 3);
+  expect_stream(of, true, 132, 132, 3);
   of.type = BF16;
-  expect_stream(of, 132, 132, 6);
+  expect_stream(of, false, 132, 132, 6);
   of.extras = WEIGHTS;
   of.groups = 64; /* instance_norm */
-  expect_stream(of, 132, 22, 8);
+  expect_stream(of, true, 132, 22, 8);
   of.type = F32;
-  expect_stream(of, 132, 33, 6);
+  expect_stream(of, true, 132, 33, 6);
   of.height = 256;
-  expect_stream(of, 132, 22, 8);
+  expect_stream(of, true, 132, 22, 8);
 }
 
 int main(void) {

@@ -367,15 +367,19 @@ static void expect_walks(const box_trial *t) {
                    : t->of.indices                   ? "max_indices"
                                                      : "max";
   const bool slides = strncmp(l->name, "slides_", 7) == 0;
-  const char *window = l->name + strlen(slides ? "slides_" : "walks_") + strlen(op);
+  const bool steps = strncmp(l->name, "steps_", 6) == 0; /* an output at a time */
+  const char *window = strchr(l->name, '_') + 1 + strlen(op);
   int rows = 1, columns = 0, stride = 1, dilation = 1;
   if (slides) {
     BOX(sscanf(window, "_%d", &columns) == 1);
     BOX(axis[0].kernel == columns && axis[0].stride == 1 && axis[0].dilation == 1);
+  } else if (steps) {
+    BOX(sscanf(window, "_%d_%d", &rows, &columns) == 2);
+    stride = (int)axis[2].stride;
   } else {
     BOX(sscanf(window, "_%d_%d_%d_%d", &rows, &columns, &stride, &dilation) == 4);
   }
-  const int64_t width = columns ? vec : 1, places = divide_up(axis[2].pooled, width);
+  const int64_t width = steps ? 1 : vec, places = divide_up(axis[2].pooled, width);
   BOX(t->of.pool.direction == ONEPASS_FORWARD && !a->adaptive && !t->of.spread && a->inner == 1);
   BOX(l->block == 128 && is_power_of_two(w->lanes) && w->lanes <= 128 && w->chunk >= 1);
   BOX(strncmp(strchr(l->name, '_') + 1, op, strlen(op)) == 0);
@@ -388,13 +392,13 @@ static void expect_walks(const box_trial *t) {
   BOX(l->grid == w->chunks * w->blocks_wide * divide_up(a->outer * axis[1].pooled, 128 / w->lanes));
   BOX(a->outer * axis[1].pooled <= 1 << 30 && divides(w->by_high, axis[1].pooled));
   BOX(w->even == l->aligned && !(w->even && t->any_address));
-  BOX(!w->even || (columns && axis[2].pooled % vec == 0));
+  BOX(!w->even || (!steps && axis[2].pooled % vec == 0));
   BOX(l->shared >= 128 * 16);
   if (w->ring == 0) {
     BOX(axis[0].kernel == 1 && axis[0].stride == 1 && axis[0].padding == 0);
   } else if (!slides) {
-    /* The planes of a window, and the one that is asked for with its last one. */
-    BOX(w->ring >= axis[0].extent + 1 && w->ring > axis[0].dilation * (axis[0].kernel > 1));
+    /* The planes of a window, and three that are asked for with its last one. */
+    BOX(w->ring >= axis[0].extent + 3 && w->ring > axis[0].dilation * (axis[0].kernel > 1));
     BOX((int64_t)l->shared >=
         128 * (16 + w->ring * width * (sums + (t->of.indices ? (int64_t)sizeof(int32_t) : 0))));
     BOX(knows_gaps(&axis[0], w->gaps));
@@ -410,7 +414,8 @@ static void expect_box_launch(const box_trial *t) {
   BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's');
   if (strncmp(l->name, "boxes_", 6) == 0) {
     expect_thread_an_output(t);
-  } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0) {
+  } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0 ||
+             strncmp(l->name, "steps_", 6) == 0) {
     expect_walks(t);
   } else {
     BOX(strncmp(l->name, "teams_", 6) == 0);
@@ -508,7 +513,7 @@ static void test_known_boxes_have_known_kernels(void) {
     const char *name;
   } known[] = {
       {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}},
-       "walks_avg_1_0_0_0"},
+       "steps_avg_1_0"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "slides_max_4"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "walks_max_1_8_1_3"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}},
@@ -520,8 +525,7 @@ static void test_known_boxes_have_known_kernels(void) {
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 112, 112},
         .channels_last = true},
        "boxes_max_forward_channels"},
-      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 55, 55}},
-       "walks_max_1_0_0_0"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {256, 64, 55, 55}}, "steps_max_1_3"},
       {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
         .shape = {256, 512, 56, 56},
         .pooled = {1, 1}},

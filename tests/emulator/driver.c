@@ -438,7 +438,7 @@ static size_t arguments_of(const char *kernel) {
   } kinds[] = {{"cells_", sizeof(onepass_cells_args)}, {"windows_", sizeof(onepass_pool_args)},
                {"boxes_", sizeof(onepass_box_args)},   {"teams_", sizeof(onepass_box_args)},
                {"walks_", sizeof(onepass_box_args)},   {"slides_", sizeof(onepass_box_args)},
-               {"", sizeof(onepass_norm_args)}};
+               {"steps_", sizeof(onepass_box_args)},   {"", sizeof(onepass_norm_args)}};
   int i = 0;
   while (strncmp(kernel, kinds[i].prefix, strlen(kinds[i].prefix))) i++;
   return kinds[i].bytes;
