@@ -8,6 +8,7 @@ the exit status 1. See gpu_timing.py for how times are taken.
     bench/compare.py --json h200.json --markdown h200.md --plot h200.png
     bench/compare.py --points 'layer_norm.*4095' --dtype f32 --dir bwd
     bench/compare.py --random 300 --seed 1 --random-only --json random.json
+    bench/compare.py --family --json family.json
     bench/compare.py --render h200.json random.json --markdown h200.md --plot h200.png
 
 torch.compile compiles each of the fixed points for its own shape, and those of --random once for
@@ -45,6 +46,9 @@ def parse_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespa
     chosen.add_argument("--random", type=int, default=0, metavar="N",
                         help="also this many random shapes")
     chosen.add_argument("--random-only", action="store_true", help="no fixed points")
+    chosen.add_argument("--family", action="store_true",
+                        help="also the other operators, through the Python package")
+    chosen.add_argument("--family-only", action="store_true", help="nothing but these")
     chosen.add_argument("--seed", type=int, default=int(time.time()),
                         help="of the shapes and the data; default: the time")
     chosen.add_argument("--library", type=Path, default=Path(library),
@@ -64,7 +68,7 @@ def parse_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespa
     return options
 
 
-def selected(points: Sequence[Point], options: argparse.Namespace) -> List[Point]:
+def selected(points: Sequence[Any], options: argparse.Namespace) -> List[Any]:
     return [point for point in points
             if options.dtype in (None, point.dtype) and options.dir in (None, point.direction)
             and options.points.search(point.label())]
@@ -103,7 +107,8 @@ def open_bench(options: argparse.Namespace) -> Any:
 
 
 def measure_all(options: argparse.Namespace) -> Dict[str, Any]:
-    fixed = [] if options.random_only else selected(fixed_points(), options)
+    alone = options.random_only or options.family_only
+    fixed = [] if alone else selected(fixed_points(), options)
     drawn = selected(random_points(options.random, options.seed), options)
     with open_bench(options) as bench:
         run = describe_run(options, bench.machine())
@@ -114,7 +119,22 @@ def measure_all(options: argparse.Namespace) -> Dict[str, Any]:
                   flush=True)
             measure_one(bench, point, number > len(fixed), run)
             write_json(options.json, run)
+        if options.family or options.family_only:
+            measure_family(bench, options, run)
     return run
+
+
+def measure_family(bench: Any, options: argparse.Namespace, run: Dict[str, Any]) -> None:
+    from family import PROBLEMS  # needs the Python package besides
+
+    for problem in selected(PROBLEMS, options):
+        print(problem.label(), file=sys.stderr, flush=True)
+        try:
+            run["points"].append(bench.measure_problem(problem))
+            print(report.text_line(run["points"][-1]), flush=True)
+        except ValueError as wrong:
+            run["failures"].append(f"{problem.label()}: {wrong}")
+        write_json(options.json, run)
 
 
 def measure_one(bench: Any, point: Point, drawn: bool, run: Dict[str, Any]) -> None:

@@ -2,12 +2,12 @@
 
 import ctypes
 import math
-import statistics
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 import torch
+import torch._dynamo
 
 from cases import Case, Point
 from contenders import (
@@ -18,14 +18,14 @@ from contenders import (
     eager_calls,
     liger_function,
 )
+from family import Problem, measure
 from gpu_timing import (
     L2Cache,
+    Line,
+    Race,
     Recorder,
-    Recording,
     brief,
     give_back_memory,
-    interleave,
-    wall_microseconds,
 )
 from onepass_torch import Call, OnepassError, Plan, load_library
 from operands import (
@@ -42,10 +42,7 @@ __all__ = ["Bench"]
 
 REPLAY_BYTES = 512_000_000  # what the calls of a recording move together, at least ...
 MOST_CALLS = 32  # ... or so many calls
-REPETITIONS = {"fixed": (11, 41), "random": (5, 15)}
-WALL_SECONDS = 0.01  # of a round of queued calls
-
-Line = Dict[str, Any]
+REPETITIONS = {"fixed": (11, 41), "random": (5, 15), "family": (7, 21)}
 
 
 class Trial:
@@ -96,22 +93,6 @@ class Trial:
             plan.destroy()
 
 
-class Race(NamedTuple):
-    """Who takes part in a point, by name; notes say why others do not."""
-    calls: Dict[str, List[Call]]
-    recordings: Dict[str, Recording]
-    notes: Dict[str, str]
-
-    def run(self, cache: L2Cache, least: int, most: int) -> Line:
-        times = interleave(self.recordings, cache, least, most)
-        us = {name: statistics.median(values) for name, values in times.items()}
-        wall = {name: wall_of(calls, us[name]) for name, calls in self.calls.items()
-                if name != "copy"}
-        return {"repetitions": len(times["onepass"]), "us": rounded(us), "wall_us": rounded(wall),
-                "of_copy": round(us["copy"] / us["onepass"], 4), "notes": self.notes,
-                "method": {name: each.method for name, each in self.recordings.items()}}
-
-
 class Bench:
     """The library, its competitors and the GPU, for as many points as wanted; OSError where library
     or GPU is missing. As a context it makes a stream of its own the current one, since the default
@@ -157,6 +138,15 @@ class Bench:
             del trial
             give_back_memory()
 
+    def measure_problem(self, problem: Problem) -> Line:
+        """The same for a problem of the family."""
+        try:
+            return measure(problem, self.peers,
+                           lambda race: race.run(self.cache, *REPETITIONS["family"]))
+        finally:
+            torch._dynamo.reset()
+            give_back_memory()
+
     def measure_trial(self, trial: Trial, drawn: bool) -> Line:
         recorder = Recorder()
         race = Race({"onepass": trial.calls,
@@ -189,11 +179,6 @@ class Bench:
         return {name: make for name, make in every.items() if name in self.peers}
 
 
-def wall_of(calls: Sequence[Call], microseconds: float) -> float:
-    count = int(WALL_SECONDS * 1e6 / microseconds)
-    return wall_microseconds(calls, min(max(count, 3), 100))
-
-
 def describe_trial(trial: Trial) -> Line:
     point, info = trial.point, trial.plan.info
     return {**describe_case(point.case), "dtype": point.dtype, "dir": point.direction,
@@ -208,7 +193,3 @@ def describe_case(case: Case) -> Dict[str, Any]:
         return {**shape, "kernel_size": case.kernel, "stride": case.stride,
                 "padding": case.padding}
     return {**shape, "axis": case.axis}
-
-
-def rounded(times: Dict[str, float]) -> Dict[str, float]:
-    return {name: round(value, 3) for name, value in times.items()}

@@ -17,7 +17,7 @@ import torch
 
 from onepass_torch import Call
 
-__all__ = ["L2Cache", "Recorder", "Recording", "brief", "give_back_memory", "interleave",
+__all__ = ["L2Cache", "Line", "Race", "Recorder", "Recording", "brief", "give_back_memory", "interleave",
            "wall_microseconds"]
 
 FLUSH_BYTES = 256 << 20  # at least; also long enough to queue the replay behind it meanwhile
@@ -25,7 +25,10 @@ SLEEP_CYCLES = 200_000  # about 100 us: what queueing a call may take Python
 SPREAD = 0.005  # of the median: when it is known well enough
 CLOSE = 1.05  # times that differ less than this are measured as often as is allowed
 
+WALL_SECONDS = 0.01  # of a round of queued calls
+
 Times = Dict[str, List[float]]
+Line = Dict[str, Any]
 
 
 class L2Cache:
@@ -154,3 +157,31 @@ def wall_microseconds(calls: Sequence[Call], count: int) -> float:
         torch.cuda.synchronize()
         rounds.append((time.perf_counter() - start) * 1e6 / count)
     return statistics.median(rounds)
+
+
+# ---- Several contenders --------------------------------------------------------------------------
+
+
+class Race(NamedTuple):
+    """Who takes part in a point, by name; notes say why others do not."""
+    calls: Dict[str, List[Call]]
+    recordings: Dict[str, Recording]
+    notes: Dict[str, str]
+
+    def run(self, cache: L2Cache, least: int, most: int) -> Line:
+        times = interleave(self.recordings, cache, least, most)
+        us = {name: statistics.median(values) for name, values in times.items()}
+        wall = {name: wall_of(calls, us[name]) for name, calls in self.calls.items()
+                if name != "copy"}
+        return {"repetitions": len(times["onepass"]), "us": rounded(us), "wall_us": rounded(wall),
+                "of_copy": round(us["copy"] / us["onepass"], 4), "notes": self.notes,
+                "method": {name: each.method for name, each in self.recordings.items()}}
+
+
+def wall_of(calls: Sequence[Call], microseconds: float) -> float:
+    count = int(WALL_SECONDS * 1e6 / microseconds)
+    return wall_microseconds(calls, min(max(count, 3), 100))
+
+
+def rounded(times: Dict[str, float]) -> Dict[str, float]:
+    return {name: round(value, 3) for name, value in times.items()}

@@ -55,6 +55,8 @@ def of_copy(line: Line) -> str:
 
 
 def target(line: Line) -> float:
+    if "target" in line:
+        return line["target"]
     if line["op"] == "layer_norm" and line["axis"] != -1:
         return FEW_HUGE_ROWS[line["dir"]]
     return TARGETS[line["op"]][line["dir"]]
@@ -77,6 +79,8 @@ def misses(line: Line) -> List[str]:
 
 
 def problem(line: Line) -> str:
+    if line["set"] == "family":
+        return f"{line['op']} {line['label'].replace('x', '×')}"
     shape = "×".join(map(str, line["shape"]))
     if line["op"] == "avg_pool1d":
         shape += f" k{line['kernel_size']} s{line['stride']} p{line['padding']}"
@@ -144,7 +148,12 @@ def markdown(run: Run, picture: Optional[Path]) -> str:
     if picture:
         text += [f"![Fraction of the copy's speed]({picture.name})", ""]
     if fixed:
-        text += fixed_section(fixed)
+        text += points_section("Fixed points", "", fixed) + odd_section(fixed)
+    family = select(run, "family")
+    if family:
+        text += points_section(
+            "The family", "Other operators, through the Python package; for batch_norm in training "
+            "and frobenius_norm the copy moves two reads and a write. ", family)
     if drawn:
         text += random_section(run, drawn)
     for failure in run["failures"]:
@@ -163,7 +172,7 @@ def heading(run: Run) -> List[str]:
             "file.", ""]
 
 
-def fixed_section(fixed: Sequence[Line]) -> List[str]:
+def points_section(title: str, note: str, fixed: Sequence[Line]) -> List[str]:
     rows = []
     for line in fixed:
         missed = misses(line)
@@ -175,11 +184,11 @@ def fixed_section(fixed: Sequence[Line]) -> List[str]:
     header = ["problem", "type", "direction", "onepass µs", "of copy", "target", "eager",
               "torch.compile", "Liger", "wall µs", ""]
     met = sum(not misses(line) for line in fixed)
-    return ["## Fixed points", "",
-            f"{met} of {len(fixed)} met: `of copy` at least its target, and not slower than eager "
+    return [f"## {title}", "",
+            f"{note}{met} of {len(fixed)} met: `of copy` at least its target, and not slower than eager "
             f"or torch.compile beyond {NOISE - 1:.0%}. The columns of these and of Liger say how "
             "many times as long as onepass each takes, in GPU time.", "",
-            *table(header, rows), *odd_section(fixed)]
+            *table(header, rows)]
 
 
 def odd_section(fixed: Sequence[Line]) -> List[str]:
