@@ -501,15 +501,15 @@ BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
 /* Blocks of a multiprocessor, by the registers that they need: no kernel may spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-enum { WALKS_OF_FLOATS = 6 };
+enum { WALKS_OF_FLOATS = 6, STEPS = 12 };
 #else
-enum { WALKS_OF_FLOATS = 5 };
+enum { WALKS_OF_FLOATS = 5, STEPS = 10 };
 #endif
 static constexpr int walks_at_once(int op, bool indices, int width, int rows, int columns,
                                    int dilation, int k) {
   if (width == 1) {
     if (indices || sizeof(element) == 8) return columns ? 8 : 5;
-    return op == BOX_MAX && !columns ? 6 : 12;
+    return op == BOX_MAX && !columns ? 6 : STEPS;
   }
   if (sizeof(element) == 2) return indices ? 3 : 4;
   if (sizeof(element) == 8 || indices) return 4;

@@ -132,7 +132,8 @@ def test_compiles_channels_last(device: str) -> None:
     compiled = torch.compile(lambda x: call(onepass.functional, x), fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 6, 3, 4, device=device).to(memory_format=torch.channels_last).requires_grad_()
     y, expected = compiled(x), call(torch.nn.functional, x)
-    assert y.stride() == expected.stride()
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert device == "cuda" or y.stride() == expected.stride()  # where PyTorch does not keep them
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(torch.autograd.grad(y.pow(3).sum(), x),
                                torch.autograd.grad(expected.pow(3).sum(), x), rtol=1e-4, atol=1e-4)

@@ -223,7 +223,8 @@ def test_channels_last_is_kept(shape: Tuple[int, ...], device: str, way: Way) ->
         with way():
             y = call(getattr(F, name))
         assert y.is_contiguous(memory_format=channels_last), name
-        if 1 not in shape:  # otherwise strides are a matter of taste, also between PyTorch's operators
+        # With sizes of 1 strides are a matter of taste, and PyTorch's group_norm on CUDA does not keep them.
+        if 1 not in shape and (name, device) != ("group_norm", "cuda"):
             assert y.stride() == call(getattr(T, name)).stride(), name
         grad, = torch.autograd.grad(y.square().sum(), x)
         assert grad.is_contiguous(memory_format=channels_last), name
