@@ -124,8 +124,8 @@ struct window_walk {
     int phase, first; /* element of the first pack */
     unsigned whole, part;
   } packs;
-  sums divisor[WIDTH]; /* of the last two axes */
-  char *stage;         /* the warp's */
+  sums factor[WIDTH]; /* one over the divisor of the last two axes, unless windows are uniform */
+  char *stage;        /* the warp's */
   char *ring;
 
   __device__ window_walk(const box_args &args, char *shared, int64_t outer, int high_, int wide_,
@@ -153,7 +153,8 @@ struct window_walk {
     if (OP == BOX_AVG && !a.uniform) {
       const sums of_rows = window_along(a, 1, high).divisor;
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) divisor[j] = of_rows * window_along(a, 2, wide + j).divisor;
+      for (int j = 0; j < WIDTH; j++)
+        factor[j] = 1 / (of_rows * window_along(a, 2, wide + j).divisor);
     }
     if constexpr (WIDTH > 1) packs = packs_of(x);
     stage = shared + threadIdx.x / WARP * (WARP * 16);
@@ -228,8 +229,12 @@ struct window_walk {
   /* index: of the row's first element */
   __device__ void answer(values &made, row_words &r, int index) const {
     sums v[SPAN];
-    /* Without padding and with one row of it the shift is known; it takes as long as all the rest otherwise. */
-    if (r.phase == 0) {
+    /* Without padding and with one row of it the shift is known; it takes as long as all the rest otherwise, unless
+     * there are indices. */
+    if (INDICES) {
+      shift_span<SPAN>(v, r.words, r.phase);
+      take_row(made, v, index);
+    } else if (r.phase == 0) {
 #pragma unroll
       for (int i = 0; i < SPAN; i++) v[i] = element_of_words(r.words, i);
       take_row(made, v, index);
@@ -338,14 +343,9 @@ struct window_walk {
 
   __device__ void finish(int output, values &all) const {
     if (OP == BOX_AVG) {
+      const sums of_planes = a.uniform ? (sums)a.factor : 1 / window_along(a, 0, output).divisor;
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) {
-        if (a.uniform) {
-          all.value[j] *= (sums)a.factor;
-        } else {
-          all.value[j] /= box_divisor(a, window_along(a, 0, output).divisor, divisor[j], 1);
-        }
-      }
+      for (int j = 0; j < WIDTH; j++) all.value[j] *= a.uniform ? of_planes : of_planes * factor[j];
     }
     if constexpr (INDICES) store_indices(output, all);
     element *to = y + output * deep.step[ONEPASS_BOX_Y];

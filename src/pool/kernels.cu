@@ -442,23 +442,24 @@ __device__ static void strided_windows(const pool_args &a) {
     call;                                                \
   }
 
+#define UNIFORM_KERNEL(K, S) KERNEL(windows_##K##_##S##_uniform, (small_windows<K, S, true>(args)))
 #define SMALL_KERNELS(K, S)                                     \
   KERNEL(windows_##K##_##S, (small_windows<K, S, false>(args))) \
-  KERNEL(windows_##K##_##S##_uniform, (small_windows<K, S, true>(args)))
+  UNIFORM_KERNEL(K, S)
 
 SMALL_KERNELS(2, 1)
 SMALL_KERNELS(3, 1)
 SMALL_KERNELS(4, 1)
-SMALL_KERNELS(5, 1)
-SMALL_KERNELS(6, 1)
-SMALL_KERNELS(7, 1)
+UNIFORM_KERNEL(5, 1)
+UNIFORM_KERNEL(6, 1)
+UNIFORM_KERNEL(7, 1)
 SMALL_KERNELS(8, 1)
-SMALL_KERNELS(16, 1)
+UNIFORM_KERNEL(16, 1)
 SMALL_KERNELS(2, 2)
 SMALL_KERNELS(3, 2)
-SMALL_KERNELS(4, 2)
-SMALL_KERNELS(3, 3)
-SMALL_KERNELS(4, 4)
+UNIFORM_KERNEL(4, 2)
+UNIFORM_KERNEL(3, 3)
+UNIFORM_KERNEL(4, 4)
 KERNEL(windows_any, (any_windows(args)))
 KERNEL(windows_flat, (flat_windows<0>(args)))
 KERNEL(windows_flat_1, (flat_windows<1>(args)))
@@ -539,18 +540,19 @@ static constexpr int walks_at_once(int op, bool indices, int width, int rows, in
   WALK(op, OP, INDICES, 2, 2, 2, 1) \
   WALK(op, OP, INDICES, 3, 3, 1, 1) \
   WALK(op, OP, INDICES, 3, 3, 2, 1) \
-  SLIDE(op, OP, INDICES, 2)         \
-  SLIDE(op, OP, INDICES, 3)         \
   STEP(op, OP, INDICES, 1, 2)       \
   STEP(op, OP, INDICES, 1, 3)       \
-  STEP(op, OP, INDICES, 1, 0)       \
   STEP(op, OP, INDICES, 0, 0)
 
 WALKS(avg, BOX_AVG, false)
 WALKS(max, BOX_MAX, false)
 WALKS(max_indices, BOX_MAX, true)
+SLIDE(avg, BOX_AVG, false, 2)
+SLIDE(avg, BOX_AVG, false, 3)
 SLIDE(avg, BOX_AVG, false, 4)
 SLIDE(avg, BOX_AVG, false, 5)
+SLIDE(max, BOX_MAX, false, 2)
+SLIDE(max, BOX_MAX, false, 3)
 SLIDE(max, BOX_MAX, false, 4)
 SLIDE(max, BOX_MAX, false, 5)
 WALK(max, BOX_MAX, false, 1, 8, 1, 3)

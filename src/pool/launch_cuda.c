@@ -13,14 +13,19 @@ enum {
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
+#define UNIFORM(kernel, stride) "windows_" #kernel "_" #stride "_uniform"
 #define SMALL(kernel, stride) \
-  { kernel, stride, "windows_" #kernel "_" #stride, "windows_" #kernel "_" #stride "_uniform" }
+  { kernel, stride, "windows_" #kernel "_" #stride, UNIFORM(kernel, stride) }
+#define SMALL_UNIFORM(kernel, stride) \
+  { kernel, stride, NULL, UNIFORM(kernel, stride) }
 static const struct {
   int64_t kernel, stride;
   const char *name, *uniform;
-} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1),  SMALL(5, 1), SMALL(6, 1),
-                     SMALL(7, 1), SMALL(8, 1), SMALL(16, 1), SMALL(2, 2), SMALL(3, 2),
-                     SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
+} small_kernels[] = {SMALL(2, 1),          SMALL(3, 1),         SMALL(4, 1),
+                     SMALL(8, 1),          SMALL(2, 2),         SMALL(3, 2),
+                     SMALL_UNIFORM(5, 1),  SMALL_UNIFORM(6, 1), SMALL_UNIFORM(7, 1),
+                     SMALL_UNIFORM(16, 1), SMALL_UNIFORM(4, 2), SMALL_UNIFORM(3, 3),
+                     SMALL_UNIFORM(4, 4)};
 
 bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
   return p->count_include_pad && (p->wide.pooled - 1) * p->wide.stride + p->wide.kernel <=

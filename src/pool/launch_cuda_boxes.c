@@ -323,13 +323,12 @@ static const struct {
              {3, 3, 2, 3, {NULL, "walks_max_3_3_2_3", NULL}},
              {1, 2, 0, 1, OF_THREE("steps_", "_1_2")},
              {1, 3, 0, 1, OF_THREE("steps_", "_1_3")},
-             {1, 0, 0, 0, OF_THREE("steps_", "_1_0")},
              {0, 0, 0, 0, OF_THREE("steps_", "_0_0")}};
 /* Squares of 2 to 5 that are a row apart. */
-static const char *const slides[][3] = {OF_THREE("slides_", "_2"),
-                                        OF_THREE("slides_", "_3"),
-                                        {"slides_avg_4", "slides_max_4", NULL},
-                                        {"slides_avg_5", "slides_max_5", NULL}};
+static const char *const slides[][2] = {{"slides_avg_2", "slides_max_2"},
+                                        {"slides_avg_3", "slides_max_3"},
+                                        {"slides_avg_4", "slides_max_4"},
+                                        {"slides_avg_5", "slides_max_5"}};
 
 static bool is_or_any(int64_t number, int64_t wanted) { return number == 0 || number == wanted; }
 
@@ -340,7 +339,7 @@ static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_w
   const onepass_box_axis *along = &axis[2];
   if (may_be_wide && axis[1].kernel == 1 && planes == along->kernel && planes >= 2 && planes <= 5 &&
       axis[0].stride == 1 && axis[0].dilation == 1 && along->stride == 1 && along->dilation == 1 &&
-      slides[planes - 2][op]) {
+      op < 2) {
     return slides[planes - 2][op];
   }
   for (size_t i = 0;; i++) {
