@@ -194,9 +194,9 @@ __device__ static void bring_tile(char *tile, const element *in, int64_t inputs,
 
 /* Small kernels that are known when this is compiled. A block brings the inputs of a tile of its line
  * to shared memory; a thread then makes SLOTS slots of outputs from registers. `offset` is from an
- * output's number, times the stride, to its first input's. UNIFORM: every window is divided by the
- * kernel, so windows at the ends of a line need nothing but zeros around it. */
-template <int K, int S, bool UNIFORM>
+ * output's number, times the stride, to its first input's. Every window is divided by the kernel, so windows at the
+ * ends of a line need nothing but zeros around it. */
+template <int K, int S>
 __device__ static void small_windows(const pool_args &a) {
   extern __shared__ __align__(16) char tile[];
   const int SPAN = (VEC - 1) * S + K, OUTPUTS = BLOCK * SLOTS * VEC;
@@ -213,14 +213,12 @@ __device__ static void small_windows(const pool_args &a) {
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
-    const bool plain = UNIFORM ? here >= 0 && here + VEC <= a.outputs
-                               : here >= a.plain_begin && here + VEC <= a.plain_end;
-    if (!plain && !(UNIFORM && here + VEC > 0 && here < a.outputs)) continue;
+    if (here + VEC <= 0 || here >= a.outputs) continue;
     sums v[SPAN], made[VEC];
     load_span<SPAN>(v, tile + (int)(here * S + offset - lo) * (int)sizeof(element));
 #pragma unroll
     for (int j = 0; j < VEC; j++) made[j] = tree_of<false, K, 1>(v + j * S);
-    if (plain) {
+    if (here >= 0 && here + VEC <= a.outputs) {
       store_plain(out + here, made, (sums)a.one_over_kernel);
     } else {
 #pragma unroll
@@ -230,12 +228,6 @@ __device__ static void small_windows(const pool_args &a) {
         }
       }
     }
-  }
-  if (UNIFORM) return;
-#pragma unroll 1
-  for (int k = 0; k < SLOTS; k++) {
-    const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
-    if (here < a.plain_begin || here + VEC > a.plain_end) store_edge(a, in, out, here);
   }
 }
 
@@ -442,24 +434,21 @@ __device__ static void strided_windows(const pool_args &a) {
     call;                                                \
   }
 
-#define UNIFORM_KERNEL(K, S) KERNEL(windows_##K##_##S##_uniform, (small_windows<K, S, true>(args)))
-#define SMALL_KERNELS(K, S)                                     \
-  KERNEL(windows_##K##_##S, (small_windows<K, S, false>(args))) \
-  UNIFORM_KERNEL(K, S)
+#define SMALL_KERNEL(K, S) KERNEL(windows_##K##_##S, (small_windows<K, S>(args)))
 
-SMALL_KERNELS(2, 1)
-SMALL_KERNELS(3, 1)
-SMALL_KERNELS(4, 1)
-UNIFORM_KERNEL(5, 1)
-UNIFORM_KERNEL(6, 1)
-UNIFORM_KERNEL(7, 1)
-SMALL_KERNELS(8, 1)
-UNIFORM_KERNEL(16, 1)
-SMALL_KERNELS(2, 2)
-SMALL_KERNELS(3, 2)
-UNIFORM_KERNEL(4, 2)
-UNIFORM_KERNEL(3, 3)
-UNIFORM_KERNEL(4, 4)
+SMALL_KERNEL(2, 1)
+SMALL_KERNEL(3, 1)
+SMALL_KERNEL(4, 1)
+SMALL_KERNEL(5, 1)
+SMALL_KERNEL(6, 1)
+SMALL_KERNEL(7, 1)
+SMALL_KERNEL(8, 1)
+SMALL_KERNEL(16, 1)
+SMALL_KERNEL(2, 2)
+SMALL_KERNEL(3, 2)
+SMALL_KERNEL(4, 2)
+SMALL_KERNEL(3, 3)
+SMALL_KERNEL(4, 4)
 KERNEL(windows_any, (any_windows(args)))
 KERNEL(windows_flat, (flat_windows<0>(args)))
 KERNEL(windows_flat_1, (flat_windows<1>(args)))
@@ -533,27 +522,34 @@ static constexpr int walks_at_once(int op, bool indices, int width, int rows, in
 /* A single output, for short rows: those are seldom made of packs. */
 #define STEP(op, OP, INDICES, ROWS, COLUMNS) \
   WALK_KERNEL(steps_##op##_##ROWS##_##COLUMNS, OP, INDICES, 1, ROWS, COLUMNS, 1, 1, 0)
-#define WALKS(op, OP, INDICES)      \
+#define STEPS_OF(op, OP, INDICES) \
+  STEP(op, OP, INDICES, 1, 2)     \
+  STEP(op, OP, INDICES, 1, 3)     \
+  STEP(op, OP, INDICES, 0, 0)
+#define WALKS_OF(op, OP, INDICES)   \
   WALK(op, OP, INDICES, 1, 2, 2, 1) \
   WALK(op, OP, INDICES, 1, 3, 1, 1) \
   WALK(op, OP, INDICES, 1, 3, 2, 1) \
   WALK(op, OP, INDICES, 2, 2, 2, 1) \
   WALK(op, OP, INDICES, 3, 3, 1, 1) \
-  WALK(op, OP, INDICES, 3, 3, 2, 1) \
-  STEP(op, OP, INDICES, 1, 2)       \
-  STEP(op, OP, INDICES, 1, 3)       \
-  STEP(op, OP, INDICES, 0, 0)
+  WALK(op, OP, INDICES, 3, 3, 2, 1)
 
-WALKS(avg, BOX_AVG, false)
-WALKS(max, BOX_MAX, false)
-WALKS(max_indices, BOX_MAX, true)
+STEPS_OF(avg, BOX_AVG, false)
+STEPS_OF(max, BOX_MAX, false)
+STEPS_OF(max_indices, BOX_MAX, true)
+
+/* Two doubles at a time would hardly be faster than one. */
+#if !defined(ONEPASS_ELEMENT_f64)
+WALKS_OF(avg, BOX_AVG, false)
+WALKS_OF(max, BOX_MAX, false)
+WALKS_OF(max_indices, BOX_MAX, true)
 SLIDE(avg, BOX_AVG, false, 2)
 SLIDE(avg, BOX_AVG, false, 3)
 SLIDE(avg, BOX_AVG, false, 4)
-SLIDE(avg, BOX_AVG, false, 5)
 SLIDE(max, BOX_MAX, false, 2)
 SLIDE(max, BOX_MAX, false, 3)
 SLIDE(max, BOX_MAX, false, 4)
 SLIDE(max, BOX_MAX, false, 5)
 WALK(max, BOX_MAX, false, 1, 8, 1, 3)
 WALK(max, BOX_MAX, false, 3, 3, 2, 3)
+#endif

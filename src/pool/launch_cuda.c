@@ -13,31 +13,27 @@ enum {
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
-#define UNIFORM(kernel, stride) "windows_" #kernel "_" #stride "_uniform"
 #define SMALL(kernel, stride) \
-  { kernel, stride, "windows_" #kernel "_" #stride, UNIFORM(kernel, stride) }
-#define SMALL_UNIFORM(kernel, stride) \
-  { kernel, stride, NULL, UNIFORM(kernel, stride) }
+  { kernel, stride, "windows_" #kernel "_" #stride }
 static const struct {
   int64_t kernel, stride;
-  const char *name, *uniform;
-} small_kernels[] = {SMALL(2, 1),          SMALL(3, 1),         SMALL(4, 1),
-                     SMALL(8, 1),          SMALL(2, 2),         SMALL(3, 2),
-                     SMALL_UNIFORM(5, 1),  SMALL_UNIFORM(6, 1), SMALL_UNIFORM(7, 1),
-                     SMALL_UNIFORM(16, 1), SMALL_UNIFORM(4, 2), SMALL_UNIFORM(3, 3),
-                     SMALL_UNIFORM(4, 4)};
+  const char *name;
+} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1),  SMALL(5, 1), SMALL(6, 1),
+                     SMALL(7, 1), SMALL(8, 1), SMALL(16, 1), SMALL(2, 2), SMALL(3, 2),
+                     SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
 
 bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
-  return p->count_include_pad && (p->wide.pooled - 1) * p->wide.stride + p->wide.kernel <=
-                                     p->wide.length + 2 * p->wide.padding;
+  return (p->count_include_pad || p->wide.padding == 0) &&
+         (p->wide.pooled - 1) * p->wide.stride + p->wide.kernel <=
+             p->wide.length + 2 * p->wide.padding;
 }
 
-/* Backward at stride 1 is a window, too; at other strides it is not. */
+/* Backward at stride 1 is a window, too; at other strides it is not. All must be divided alike. */
 static const char *small_kernel_of(const onepass_pool_problem *p) {
-  if (p->backward && p->wide.stride != 1) return NULL;
+  if ((p->backward && p->wide.stride != 1) || !onepass_pool_is_uniform(p)) return NULL;
   for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
     if (small_kernels[i].kernel == p->wide.kernel && small_kernels[i].stride == p->wide.stride) {
-      return onepass_pool_is_uniform(p) ? small_kernels[i].uniform : small_kernels[i].name;
+      return small_kernels[i].name;
     }
   }
   return NULL;

@@ -328,7 +328,7 @@ static const struct {
 static const char *const slides[][2] = {{"slides_avg_2", "slides_max_2"},
                                         {"slides_avg_3", "slides_max_3"},
                                         {"slides_avg_4", "slides_max_4"},
-                                        {"slides_avg_5", "slides_max_5"}};
+                                        {NULL, "slides_max_5"}};
 
 static bool is_or_any(int64_t number, int64_t wanted) { return number == 0 || number == wanted; }
 
@@ -339,7 +339,7 @@ static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_w
   const onepass_box_axis *along = &axis[2];
   if (may_be_wide && axis[1].kernel == 1 && planes == along->kernel && planes >= 2 && planes <= 5 &&
       axis[0].stride == 1 && axis[0].dilation == 1 && along->stride == 1 && along->dilation == 1 &&
-      op < 2) {
+      op < 2 && slides[planes - 2][op]) {
     return slides[planes - 2][op];
   }
   for (size_t i = 0;; i++) {
@@ -383,7 +383,8 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   }
   l->kernel = ONEPASS_CUDA_WINDOWS;
   walk->steady = has_steady_rows(args, ONEPASS_BOX_X, vec);
-  l->name = name_walk(axis, op, walk->steady || axis[2].length >= LONG_ROW * vec);
+  const bool may_be_wide = vec > 2 && (walk->steady || axis[2].length >= LONG_ROW * vec);
+  l->name = name_walk(axis, op, may_be_wide);
   l->block = WALK_BLOCK;
   const bool is_wide = !is_step(l->name);
   const int64_t width = is_wide ? vec : 1, places = onepass_divide_up(axis[2].pooled, width);

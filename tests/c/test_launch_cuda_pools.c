@@ -9,6 +9,7 @@ typedef struct pool_case {
   bool backward, spread;
   int type;
   int64_t lines, length, kernel, stride, padding;
+  bool own_divisors; /* of windows at the ends */
 } pool_case;
 
 typedef struct pool_trial {
@@ -44,6 +45,7 @@ static bool make_pool(pool_trial *t) {
   const onepass_pool pool = {.op = ONEPASS_AVG_POOL,
                              .direction = of->backward ? ONEPASS_BACKWARD : ONEPASS_FORWARD,
                              .spatial = 1,
+                             .count_include_pad = !of->own_divisors,
                              .kernel = {of->kernel},
                              .stride = {of->stride},
                              .padding = {of->padding}};
@@ -175,6 +177,7 @@ static void test_pools_keep_what_kernels_take_for_granted(void) {
     t.of.stride = strides[rest % COUNT(strides)], rest /= COUNT(strides);
     t.of.kernel = kernels[rest];
     t.of.padding = rest % 3 ? t.of.kernel / 2 : 0;
+    t.of.own_divisors = rest % 2;
     if (t.of.lines * t.of.length > (int64_t)1 << 36) continue; /* more than any device has */
     for (int on = 0; on < GPUS; on += 2) {
       t.on = &gpus[on];
@@ -189,15 +192,22 @@ static void test_known_pools_have_known_kernels(void) {
     onepass_cuda_kernel kernel;
     const char *name;
   } known[] = {
-      {{false, false, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
-      {{true, false, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
-      {{false, false, BF16, 8192, 65536, 2, 2, 0}, ONEPASS_CUDA_WINDOWS, "windows_2_2"},
-      {{true, false, BF16, 8192, 65536, 2, 2, 0}, ONEPASS_CUDA_WINDOWS, "windows_flat_backward"},
-      {{false, false, F32, 8192, 100, 8, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
-      {{false, false, F32, 8192, 100, 9, 1, 4}, ONEPASS_CUDA_WINDOWS, "windows_flat"},
-      {{false, false, F32, 8192, 65536, 1000, 1, 0}, ONEPASS_CUDA_WINDOWS, "windows_doubled"},
-      {{false, false, F32, 8192, 65536, 1000, 1000, 0}, ONEPASS_CUDA_WINDOWS, "windows_warp"},
-      {{false, true, F32, 8192, 65536, 8, 1, 4}, ONEPASS_CUDA_STRIDED, "windows_strided"},
+      {{false, false, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
+      {{true, false, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
+      {{false, false, F32, 8192, 65536, 8, 1, 4, true}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
+      {{false, false, BF16, 8192, 65536, 2, 2, 0, false}, ONEPASS_CUDA_WINDOWS, "windows_2_2"},
+      {{true, false, BF16, 8192, 65536, 2, 2, 0, false},
+       ONEPASS_CUDA_WINDOWS,
+       "windows_flat_backward"},
+      {{false, false, F32, 8192, 100, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
+      {{false, false, F32, 8192, 100, 9, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_flat"},
+      {{false, false, F32, 8192, 65536, 1000, 1, 0, false},
+       ONEPASS_CUDA_WINDOWS,
+       "windows_doubled"},
+      {{false, false, F32, 8192, 65536, 1000, 1000, 0, false},
+       ONEPASS_CUDA_WINDOWS,
+       "windows_warp"},
+      {{false, true, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_STRIDED, "windows_strided"},
   };
   for (int i = 0; i < COUNT(known); i++) {
     pool_trial t = {.of = known[i].of, .on = &gpus[H200]};

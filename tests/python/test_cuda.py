@@ -39,7 +39,8 @@ def test_cuda_graphs_forward(pair: Pair, columns: int) -> None:
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         graph.replay()
-        torch.testing.assert_close(y, pair[1](x), rtol=1e-4, atol=1e-5)
+        # PyTorch's on the CPU: its adaptive_avg_pool2d on CUDA is wrong for long rows, or crashes.
+        torch.testing.assert_close(y.cpu(), pair[1](x.cpu()), rtol=1e-4, atol=1e-5)
 
 
 def test_cuda_graphs_of_a_training_step() -> None:
