@@ -18,7 +18,7 @@ enum {
 static const struct {
   int64_t kernel, stride;
   const char *name;
-} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1), SMALL(5, 1), SMALL(8, 1), SMALL(16, 1),
+} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1), SMALL(5, 1), SMALL(8, 1),
                      SMALL(2, 2), SMALL(3, 2), SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
 
 bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
