@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from contenders import copy_calls
-from gpu_timing import Line, Race, Recorder, brief
+from gpu_timing import REPLAY_BYTES, Line, Race, Recorder, brief
 from onepass_torch import Call
 from operands import TOLERANCE, difference
 
 __all__ = ["PROBLEMS", "Problem", "measure"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kernelbench"
-REPLAY_BYTES = 512_000_000  # as in gpu_points.py
 MOST_CALLS = 16
 
 

@@ -20,6 +20,7 @@ from contenders import (
 )
 from family import Problem, measure
 from gpu_timing import (
+    REPLAY_BYTES,
     L2Cache,
     Line,
     Race,
@@ -40,8 +41,7 @@ from operands import (
 
 __all__ = ["Bench"]
 
-REPLAY_BYTES = 512_000_000  # what the calls of a recording move together, at least ...
-MOST_CALLS = 32  # ... or so many calls
+MOST_CALLS = 32  # of a recording, if they move less than REPLAY_BYTES
 REPETITIONS = {"fixed": (11, 41), "random": (5, 15), "family": (7, 21)}
 
 

@@ -17,14 +17,15 @@ import torch
 
 from onepass_torch import Call
 
-__all__ = ["L2Cache", "Line", "Race", "Recorder", "Recording", "brief", "give_back_memory", "interleave",
-           "wall_microseconds"]
+__all__ = ["REPLAY_BYTES", "L2Cache", "Line", "Race", "Recorder", "Recording", "brief", "give_back_memory",
+           "interleave", "wall_microseconds"]
 
 FLUSH_BYTES = 256 << 20  # at least; also long enough to queue the replay behind it meanwhile
 SLEEP_CYCLES = 200_000  # about 100 us: what queueing a call may take Python
 SPREAD = 0.005  # of the median: when it is known well enough
 CLOSE = 1.05  # times that differ less than this are measured as often as is allowed
 
+REPLAY_BYTES = 512_000_000  # what the calls of a recording should move together
 WALL_SECONDS = 0.01  # of a round of queued calls
 
 Times = Dict[str, List[float]]

@@ -180,7 +180,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .lookahead = l->lookahead,
                             .groups = (int32_t)p->groups,
                             .group_channels = p->groups ? (int32_t)(p->channels / p->groups) : 1,
-                            .by_channel = onepass_divider_of(p->spatial.count),
+                            .by_channel = l->by_channel,
                             .slice = l->slice,
                             .segments = l->segments,
                             .row_group = l->row_group,
@@ -263,6 +263,7 @@ onepass_status onepass_groups_plan_cuda(onepass_plan *plan, onepass_cuda_kernel 
   onepass_status status = onepass_cells_plan_cuda(plan, as_rows ? ONEPASS_CUDA_BEST : asked);
   if (status != ONEPASS_OK || !as_rows) return status;
   p->one_over_n = 1 / (double)p->elements.count;
+  way->launch.by_channel = onepass_divider_of(p->spatial.count);
   status = add_steps(plan, way);
   if (way->launch.workspace > plan->info.workspace) plan->info.workspace = way->launch.workspace;
   describe(plan);

@@ -221,7 +221,6 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
   return narrow_pack<C, T, VEC>(v);
 }
 
-/* dweight and dbias of the pack's columns are added up. */
 /* Weights by channel: the elements of a pack are all of one. */
 __device__ inline int64_t first_channel(const norm_args &a, int64_t row) {
   return row % a.groups * a.group_channels;
@@ -240,6 +239,7 @@ __device__ inline pack<T, VEC> apply_channel(const pack<T, VEC> &x, const row_sc
   return narrow_pack<C, T, VEC>(v);
 }
 
+/* dweight and dbias of the pack's columns are added up. */
 template <bool MOMENTS, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<T, VEC> &dy,
                                               const pack<W, VEC> &w,

@@ -27,7 +27,8 @@ typedef struct onepass_norm_launch {
   int32_t packs;            /* warps, ring, stream: a thread has at most so many */
   bool wide;                /* blocks: with shared memory */
   bool broad;    /* ring: the kernel with more packs a thread; blocks: with more threads */
-  bool channels; /* blocks, stream: weights, if there are any, are those of channels */
+  bool channels; /* blocks, stream: weights, if there are any, are those of channels, ... */
+  onepass_divider by_channel; /* ... each of so many elements */
   int64_t grid;
   int32_t block;
   bool cooperative;

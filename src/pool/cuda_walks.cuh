@@ -11,11 +11,9 @@
 
 enum { WALK_BLOCK = 128 };
 
-/* The words of -inf; of a double the higher one. */
+/* A word of -inf. Doubles are made one by one and need none. */
 #if defined(ONEPASS_ELEMENT_f32)
 static const unsigned LEAST_WORD = 0xff800000u;
-#elif defined(ONEPASS_ELEMENT_f64)
-static const unsigned LEAST_WORD = 0xfff00000u;
 #elif defined(ONEPASS_ELEMENT_f16)
 static const unsigned LEAST_WORD = 0xfc00fc00u;
 #else
@@ -186,9 +184,8 @@ struct window_walk {
     int phase;
   };
   __device__ static uint4 no_words() {
-    const unsigned low = OP != BOX_MAX || sizeof(element) == 8 ? 0u : LEAST_WORD;
-    const unsigned high = OP != BOX_MAX ? 0u : LEAST_WORD;
-    return make_uint4(low, high, low, high);
+    const unsigned word = OP == BOX_MAX ? LEAST_WORD : 0u;
+    return make_uint4(word, word, word, word);
   }
   struct row_terms {
     sums v[COLUMNS ? COLUMNS : 1];

@@ -499,7 +499,7 @@ static constexpr int walks_at_once(int op, bool indices, int width, int rows, in
     return op == BOX_MAX && !columns ? 6 : STEPS;
   }
   if (sizeof(element) == 2) return indices ? 3 : 4;
-  if (sizeof(element) == 8 || indices) return 4;
+  if (indices) return 4;
   return rows > 1 && dilation > 1 ? 5 : rows > 1 || k ? WALKS_OF_FLOATS : 7;
 }
 

@@ -238,6 +238,7 @@ onepass_status call_helper(const call *c) {
   onepass_tensors t = call_tensors(c);
   const onepass_norm *n = &c->norm;
   const onepass_pool *p = &c->pool;
+  if (!kind_has_helper(c->kind)) return norm_once(n, &t, NULL);
   switch (c->kind) {
     case L1_FORWARD:
       return onepass_l1_norm(t.x, n->axis, n->reduction, n->eps, t.y);
@@ -248,13 +249,6 @@ onepass_status call_helper(const call *c) {
     case LAYER_BACKWARD:
       return onepass_layer_norm_backward(t.dy, t.x, n->axis, t.weight, t.mean, t.rstd, t.dx,
                                          t.dweight, t.dbias);
-    case RMS_FORWARD:
-    case RMS_BACKWARD:
-    case L2_FORWARD:
-    case L2_BACKWARD:
-    case FUSED_FORWARD:
-    case FUSED_BACKWARD:
-      return norm_once(n, &t, NULL);
     case POOL_FORWARD:
       return onepass_avg_pool1d(t.x, p->kernel[0], p->stride[0], p->padding[0], p->ceil_mode,
                                 p->count_include_pad, t.y);

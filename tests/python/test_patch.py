@@ -107,16 +107,23 @@ def test_a_forward_set_on_the_object_is_left_alone() -> None:
     assert list(onepass.patch(model).left) == [""]
 
 
-def test_copies_of_a_patched_model() -> None:
-    model = Block().eval()
-    onepass.patch(model)
-    x = torch.randn(2, 5, 16)
+def copies_of(model: torch.nn.Module) -> List[torch.nn.Module]:
+    """Made in every way there is, and of the same classes."""
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     loaded = torch.load(file) if VERSION < (2, 4) else torch.load(file, weights_only=False)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded]
+    for other in copies:
         assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
+    return copies
+
+
+def test_copies_of_a_patched_model() -> None:
+    model = Block().eval()
+    onepass.patch(model)
+    x = torch.randn(2, 5, 16)
+    for other in copies_of(model):
         assert torch.equal(other(x), model(x))
         onepass.unpatch(other)
         assert type(other.norm2) is OwnName
@@ -485,12 +492,7 @@ def test_copies_of_relatives(monkeypatch: pytest.MonkeyPatch) -> None:
     model = randomize(torch.nn.Sequential(LayerNorm2d(8), RmsNorm2d(8), SomeRMSNorm(8)))
     onepass.patch(model)
     x = torch.randn(2, 8, 5, 8)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file) if VERSION < (2, 4) else torch.load(file, weights_only=False)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
-        assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
+    for other in copies_of(model):
         assert list(other.state_dict()) == list(model.state_dict())
         assert torch.equal(other(x), model(x))
         onepass.unpatch(other)
