@@ -91,7 +91,8 @@ static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   status =
       add_step(n->plan, way, name, (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
   if (status != ONEPASS_OK) return status;
-  snprintf(name, sizeof name, "%s_apply_%s%s", n->statistic, n->direction, width);
+  snprintf(name, sizeof name, "%s_apply_%s%s%s", n->statistic, n->direction, width,
+           l->by_rows ? "_rows" : "");
   return add_step(n->plan, way, name,
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
 }
@@ -178,6 +179,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
                             .f32_weights = p->weight_type != p->type,
                             .aligned = l->width == ONEPASS_NORM_VECTOR,
                             .lookahead = l->lookahead,
+                            .prefetched = l->prefetched,
                             .groups = (int32_t)p->groups,
                             .group_channels = p->groups ? (int32_t)(p->channels / p->groups) : 1,
                             .by_channel = l->by_channel,

@@ -38,21 +38,23 @@ typedef struct onepass_norm_args {
   int32_t
       team; /* lanes (warps) or blocks (stream) that share a row; lanes side by side (columns); threads that share a column's
                         parts */
-  int32_t chunks;         /* wide, columns, stream by channel: packs of a thread in shared memory */
-  int32_t ring;           /* stream: rows in shared memory */
-  int32_t f32_weights;    /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t aligned;        /* ring, stream, wide: every row starts at a multiple of 16 bytes */
-  int32_t lookahead;      /* stream: rows that are gathered before a row's sums are waited for;
+  int32_t chunks;      /* wide, columns, stream by channel: packs of a thread in shared memory */
+  int32_t ring;        /* stream: rows in shared memory */
+  int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
+  int32_t aligned;     /* ring, stream, wide: every row starts at a multiple of 16 bytes */
+  int32_t lookahead;   /* stream: rows that are gathered before a row's sums are waited for;
                              * wide: how far ahead the row is that comes to this multiprocessor next */
-  int32_t groups;         /* weights by channel: row r is group r % groups of a batch, ... */
-  int32_t group_channels; /* ... which has so many channels, ... */
+  int32_t prefetched;  /* stream: the row that comes to the second-level cache is so many behind the
+                             * one that was asked for */
+  int32_t groups;      /* weights by channel: row r is group r % groups of a batch, ... */
+  int32_t group_channels;     /* ... which has so many channels, ... */
   onepass_divider by_channel; /* ... each of so many elements */
   int64_t slice;              /* elements of a row that a block has */
   int64_t
       segments; /* passes: of a row; columns: strips side by side; sums of dweight: partial sums */
-  int64_t row_group;        /* passes, backward: rows whose dweight is summed by one block */
-  unsigned long long *mail; /* stream */
-  double *sums;             /* passes, strided: sums or coefficients of rows */
+  int64_t row_group; /* passes: rows whose dweight is summed, or weights are read, by one block */
+  unsigned long long *mail;          /* stream */
+  double *sums;                      /* passes, strided: sums or coefficients of rows */
   void *dweight_parts, *dbias_parts; /* partial sums, in the type of sums, part after part */
 } onepass_norm_args;
 

@@ -28,13 +28,9 @@ __host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5;
 /* Where one row fills a multiprocessor, asks for the one that comes to it next. */
 template <class T>
 __device__ inline void prefetch_next_row(const norm_args &a) {
-#ifdef ONEPASS_CAN_PREFETCH
   const int64_t next = (int64_t)blockIdx.x + a.lookahead;
   if (a.lookahead == 0 || threadIdx.x != 0 || next >= a.rows.count) return;
-  const uintptr_t row = (uintptr_t)row_of<T>(a.at.x, a, ONEPASS_ROLE_X, next);
-  const unsigned bytes = (unsigned)(a.elements.count * (int64_t)sizeof(T) - 16) / 16 * 16;
-  prefetch_bytes((row + 15) / 16 * 16, bytes);
-#endif
+  prefetch_range(row_of<T>(a.at.x, a, ONEPASS_ROLE_X, next), a.elements.count);
 }
 
 /* Every row starts at a multiple of a pack. EARLY_WEIGHTS: weights are asked for together with the row, where

@@ -6,7 +6,7 @@
 
 #include "norm/cuda_slices.cuh"
 
-enum { PASSES_BLOCK = 256 };
+enum { PASSES_BLOCK = 256, PASSES_MOST_ROWS = 16 /* whose weights are held */ };
 
 /* Packs of a thread. */
 __host__ __device__ constexpr int forward_packs(int vec) { return vec == 8 ? 2 : 4; }
@@ -420,6 +420,58 @@ __device__ inline void passes_forward(const norm_args &a) {
   }
   if (threadIdx.x < 2)
     write_edge<T, MOMENTS>(a, scale, view, threadIdx.x ? view.slots() - 1 : 0, x, y, begin);
+}
+
+/* The same for aligned rows that have weights: a block writes the same columns of `row_group` rows, whose weights
+ * wait in registers. Read again for each row, even from the second-level cache, they would be most of what the
+ * block reads. */
+template <class T>
+__device__ inline void passes_forward_rows(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const int VEC = vector_of<T>::count, ROWS = 4; /* that are loaded together */
+  __shared__ row_scale<C> scales[PASSES_MOST_ROWS];
+  const int64_t block = (int64_t)gridDim.x - 1 - blockIdx.x;
+  const int64_t groups = (a.rows.count + a.row_group - 1) / a.row_group;
+  const int64_t group = block % groups,
+                column = (block / groups * PASSES_BLOCK + threadIdx.x) * VEC;
+  const int64_t first = group * a.row_group, rest = a.rows.count - first;
+  const int count = (int)(rest < a.row_group ? rest : a.row_group);
+  const bool exists = column < a.elements.count;
+  if (threadIdx.x < count) {
+    const double *sums = a.sums + (first + threadIdx.x) * a.segments * 2;
+    scales[threadIdx.x] = scale_by_moments<C>(sums[0], sums[1], a);
+  }
+  const int64_t x_step = a.rows.stride[ONEPASS_ROLE_X][0],
+                y_step = a.rows.stride[ONEPASS_ROLE_Y][0];
+  const T *x = (const T *)a.at.x + first * x_step + column;
+  T *y = (T *)a.at.y + first * y_step + column;
+  C weight[VEC], bias[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; j++) {
+    weight[j] = 1;
+    bias[j] = 0;
+  }
+  if (exists && a.at.weight) load_aligned_weights<T>(weight, a.at.weight, column, a);
+  if (exists && a.at.bias) load_aligned_weights<T>(bias, a.at.bias, column, a);
+  __syncthreads();
+  if (!exists) return;
+  for (int row = 0; row < count; row += ROWS, x += ROWS * x_step, y += ROWS * y_step) {
+    pack<T, VEC> x_of[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      if (row + k < count) x_of[k] = load_pack<T, VEC>(x + k * x_step);
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      if (row + k >= count) continue;
+      const row_scale<C> scale = scales[row + k];
+      C v[VEC];
+      widen_pack(v, x_of[k]);
+#pragma unroll
+      for (int j = 0; j < VEC; j++) v[j] = apply_scale<true>(scale, v[j]) * weight[j] + bias[j];
+      store_pack(y + k * y_step, narrow_pack<C, T, VEC>(v));
+    }
+  }
 }
 
 /* The same with a residual, an activation, or both. */

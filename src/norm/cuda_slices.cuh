@@ -343,6 +343,17 @@ struct block_rows {
   __device__ int64_t number(int i) const { return team + (int64_t)i * teams; }
 };
 
+/* One thread asks for what will be needed soon to come to the second-level cache, where the GPU can be asked for
+ * so much at once. */
+template <class T>
+__device__ inline void prefetch_range(const T *first, int64_t count) {
+#ifdef ONEPASS_CAN_PREFETCH
+  const uintptr_t begin = ((uintptr_t)first + 15) / 16 * 16;
+  const int64_t bytes = (int64_t)((uintptr_t)(first + count) - begin) / 16 * 16;
+  if (bytes > 0) prefetch_bytes(begin, (unsigned)bytes);
+#endif
+}
+
 /* ---- Rows on their way ---------------------------------------------------------------------------- */
 
 /* A thread's own places in shared memory for its packs of a few rows of some tensors: what it asks for

@@ -257,6 +257,11 @@ struct stream {
         const dealt_row<T> mine = deal(asked);
         ring.ask(slot, 0, slice_of(a.at.x, ONEPASS_ROLE_X, asked), mine);
         if (BACKWARD) ring.ask(slot, 1, slice_of(a.at.dy, ONEPASS_ROLE_DY, asked), mine);
+        const int later = asked + a.prefetched;
+        if (threadIdx.x == 0 && later < rows) {
+          prefetch_range(slice_of(a.at.x, ONEPASS_ROLE_X, later), length);
+          if (BACKWARD) prefetch_range(slice_of(a.at.dy, ONEPASS_ROLE_DY, later), length);
+        }
         asked++;
       }
       commit_copies();

@@ -30,6 +30,7 @@ enum {
   STREAM_MOST_LOOKAHEAD = 24,
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
   PASSES_BLOCK = 256,
+  PASSES_MOST_ROWS = 16,
   COLUMNS_BLOCK = 256,
   COLUMNS_KEPT = 8,
   COLUMNS_KEPT_BACKWARD = 4,
@@ -365,6 +366,7 @@ static bool choose_stream(choice *c) {
                                      STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
   l->lookahead = (int32_t)(ring - 1 - STREAM_ON_THE_WAY);
+  l->prefetched = c->size == 2 ? 2 : 1; /* measured */
   if (l->lookahead < 1) return false;
   l->shared = (size_t)(ring * slot);
   const int64_t teams =
@@ -404,6 +406,11 @@ static bool choose_passes(choice *c) {
     const int64_t groups =
         c->summed ? onepass_least(c->rows, onepass_divide_up(8 * chip, pieces)) : c->rows;
     l->row_group = onepass_divide_up(c->rows, groups);
+    l->apply_grid = onepass_divide_up(c->rows, l->row_group) * pieces;
+  } else if (c->weights && !c->fused && l->width && c->rows > 1 && c->p->rows.ndim <= 1) {
+    const int64_t pieces = onepass_divide_up(c->n, PASSES_BLOCK * c->vec);
+    l->by_rows = true;
+    l->row_group = onepass_least(onepass_most(c->rows * pieces / (16 * chip), 1), PASSES_MOST_ROWS);
     l->apply_grid = onepass_divide_up(c->rows, l->row_group) * pieces;
   } else {
     /* forward_packs in cuda_passes.cuh */

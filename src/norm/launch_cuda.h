@@ -27,6 +27,7 @@ typedef struct onepass_norm_launch {
   int32_t packs;            /* warps, ring, stream: a thread has at most so many */
   bool wide;                /* blocks: with shared memory */
   bool broad;    /* ring: the kernel with more packs a thread; blocks: with more threads */
+  bool by_rows;  /* passes, forward: a block writes the same columns of several rows */
   bool channels; /* blocks, stream: weights, if there are any, are those of channels, ... */
   onepass_divider by_channel; /* ... each of so many elements */
   int64_t grid;
@@ -34,7 +35,7 @@ typedef struct onepass_norm_launch {
   bool cooperative;
   size_t shared;
   /* As in onepass_norm_args. */
-  int32_t team, chunks, ring, lookahead;
+  int32_t team, chunks, ring, lookahead, prefetched;
   int64_t slice, segments, row_group;
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */

@@ -26,6 +26,7 @@ typedef onepass_pool_args pool_args;
 
 enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_OUTPUTS = 8 };
 
+#include "pool/cuda_bands.cuh"
 #include "pool/cuda_boxes.cuh"
 #include "pool/cuda_spans.cuh"
 #include "pool/cuda_teams.cuh"
@@ -537,6 +538,13 @@ STEPS_OF(max_indices, BOX_MAX, true)
 
 /* Two doubles at a time would hardly be faster than one. */
 #if !defined(ONEPASS_ELEMENT_f64)
+#define BAND_KERNEL(name, OP)                                  \
+  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, 4) \
+      name(const __grid_constant__ box_args args) {            \
+    band_windows<OP>(args);                                    \
+  }
+BAND_KERNEL(bands_avg, BOX_AVG)
+BAND_KERNEL(bands_max, BOX_MAX)
 WALKS_OF(avg, BOX_AVG, false)
 WALKS_OF(max, BOX_MAX, false)
 WALKS_OF(max_indices, BOX_MAX, true)

@@ -15,7 +15,11 @@ enum {
   MOST_ALONG = 64,          /* elements of a window along an axis, that a thread goes through */
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
-  PLANES_AT_ONCE = 4        /* at most, that a walk asks for before it looks at the first */
+  BANDS_BLOCK = 256,
+  BAND_WALK = 8,       /* rows of outputs that a warp makes, if there are enough of them */
+  BAND_ROWS = 64,      /* of a window, at most */
+  FEWEST_OF_BAND = 16, /* elements of a window, so that bands beat walks */
+  PLANES_AT_ONCE = 4   /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -412,6 +416,60 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   return l->grid <= INT32_MAX && l->shared <= (size_t)device->shared_block;
 }
 
+/* ---- Bands ----------------------------------------------------------------------------------- */
+
+/* Columns between the first pack that a strip of outputs needs and its last window's end, at most. */
+static int64_t strip_columns(const onepass_box_axis *along, int64_t outputs, int64_t vec) {
+  const bool begins_with_packs = along->stride % vec == 0 && along->padding % vec == 0;
+  return (begins_with_packs ? 0 : vec - 1) + (outputs - 1) * along->stride + along->extent;
+}
+
+/* Windows that hardly share rows and have some elements each. */
+static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_address,
+                         const onepass_cuda_properties *device, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  onepass_box_walk *walk = &args->walk;
+  const onepass_box_axis *axis = args->axis, *along = &axis[2];
+  const int64_t size = onepass_type_size(p->type), vec = 16 / size;
+  /* As in cuda_bands.cuh. */
+  const int64_t columns = WARP * vec, memory = columns + columns / 32;
+  if (vec == 2 || any_address || indices || p->backward || p->op == ONEPASS_LP_POOL ||
+      args->adaptive || args->inner != 1 || args->outer == 0 || !is_narrow(args) ||
+      along->length % vec || along->step[ONEPASS_BOX_X] != 1 ||
+      strip_columns(along, 1, vec) > columns || 2 * along->extent < along->stride ||
+      !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
+    return false;
+  }
+  double rows = 1, read = 1;
+  for (int a = 0; a < 2; a++) {
+    rows *= (double)axis[a].kernel;
+    read *= (double)axis[a].extent / (double)axis[a].stride;
+  }
+  if (rows > BAND_ROWS || read > 1.34 || rows * (double)along->kernel < FEWEST_OF_BAND)
+    return false;
+  int64_t most = 1;
+  while (strip_columns(along, most + 1, vec) <= columns && most < along->pooled) most++;
+  walk->chunks = onepass_divide_up(along->pooled, most);
+  walk->chunk = (int32_t)onepass_divide_up(along->pooled, walk->chunks);
+  const double strips = (double)args->outer * (double)axis[0].pooled * (double)walk->chunks;
+  if (strips == 0 || strips * (double)axis[1].pooled > MOST_POSITIONS) return false;
+  const int64_t warps = 256 * (int64_t)device->multiprocessors;
+  walk->lanes =
+      (int32_t)onepass_most(1, onepass_least(BAND_WALK, (int64_t)strips * axis[1].pooled / warps));
+  walk->blocks_wide = onepass_divide_up(axis[1].pooled, walk->lanes);
+  /* Rows of a window are asked for in as few turns as possible, and about as many in each. */
+  const int64_t at_once = 4, high = (int64_t)rows;
+  walk->ring = (int32_t)onepass_divide_up(high, onepass_divide_up(high, at_once));
+  l->kernel = ONEPASS_CUDA_WINDOWS;
+  l->name = p->op == ONEPASS_AVG_POOL ? "bands_avg" : "bands_max";
+  l->aligned = true;
+  l->block = BANDS_BLOCK;
+  l->shared =
+      (size_t)(BANDS_BLOCK / WARP * memory * onepass_type_size(onepass_type_of_sums(p->type)));
+  l->grid = onepass_divide_up((int64_t)strips * walk->blocks_wide, BANDS_BLOCK / WARP);
+  return true;
+}
+
 /* ---- Teams ----------------------------------------------------------------------------------- */
 
 /* Large windows that hardly overlap, of dense rows. */
@@ -448,8 +506,10 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool
   describe(p, &launch->args);
   const onepass_box_args plain = launch->args;
   if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_WINDOWS) {
-    if (choose_teams(p, launch) || choose_walks(p, indices, any_address, device, launch))
+    if (choose_bands(p, indices, any_address, device, launch) || choose_teams(p, launch) ||
+        choose_walks(p, indices, any_address, device, launch)) {
       return true;
+    }
     launch->args = plain;
     launch->block = BLOCK;
     launch->shared = 0;

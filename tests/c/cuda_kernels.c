@@ -34,6 +34,7 @@ static const struct {
                 {2, {2, 16384}, 1},
                 {2, {280, 4100}, 1} /* rows in turn */,
                 {2, {2, 600000}, 1},
+                {2, {3, 100000}, 1},
                 /* Across: in registers alone, in shared memory, too, and read twice. */
                 {2, {7, 9000}, 0},
                 {3, {3, 150, 500}, 1},
