@@ -63,6 +63,13 @@ typedef struct onepass_box_walk {
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_walk;
 
+/* Drops: a block has `planes` whole planes of dx, or a tile of one that lies side by side in memory. */
+typedef struct onepass_box_drops {
+  int32_t planes;
+  int32_t tile[3], tiles[3]; /* elements along each axis, and how many tiles there are */
+  int32_t classes[3];        /* outputs that many apart have windows with nothing in common */
+} onepass_box_drops;
+
 /* The argument of every kernel of boxes. What is not pooled has `outer` times `inner` positions.
  * Threads go through what they make in the order outer, inner, axes; or, with channels_last, outer,
  * axes, inner. */
@@ -72,6 +79,8 @@ typedef struct onepass_box_args {
   int64_t outer, inner;
   int64_t outer_step[ONEPASS_BOX_TENSORS], inner_step[ONEPASS_BOX_TENSORS];
   onepass_box_divider by_inner;
+  int32_t packs; /* returns: 16 bytes each, of a plane */
+  onepass_box_divider by_packs;
   int32_t channels_last;
   /* Each group of blocks has `group` outer positions, so that 32 bits count what a group makes. */
   int64_t group, group_blocks;
@@ -83,6 +92,7 @@ typedef struct onepass_box_args {
   double divisor, p, elements;
   int32_t team; /* threads that make an output together: a warp's or a block's */
   onepass_box_walk walk;
+  onepass_box_drops drops;
 } onepass_box_args;
 
 #endif

@@ -8,8 +8,9 @@
 
 enum {
   BANDS_BLOCK = 256,
-  BAND_ROWS = 4, /* at most, that are asked for at a time */
-  BAND_COLUMNS = WARP * VEC,
+  BAND_ROWS = 4,                             /* at most, that are asked for at a time */
+  BAND_PACKS = sizeof(element) == 2 ? 1 : 2, /* of a lane, in a row */
+  BAND_COLUMNS = WARP * VEC * BAND_PACKS,
   BAND_MEMORY = BAND_COLUMNS + BAND_COLUMNS / 32
 };
 
@@ -47,11 +48,11 @@ struct band_rows {
 template <int OP>
 struct window_band {
   const box_args &a;
-  sums *const columns; /* the warp's, in shared memory */
-  int first, count;    /* outputs of the strip */
-  int begin;           /* column of its first window, where a pack begins */
-  bool has_pack;       /* the lane's columns exist, and are some window's */
-  pack<element, VEC> v[BAND_ROWS];
+  sums *const columns;  /* the warp's, in shared memory */
+  int first, count;     /* outputs of the strip */
+  int begin;            /* column of its first window, where a pack begins */
+  bool has[BAND_PACKS]; /* columns that exist, and are some window's */
+  pack<element, VEC> v[BAND_ROWS][BAND_PACKS];
 
   __device__ window_band(const box_args &args, sums *memory, int strip)
       : a(args), columns(memory), first(strip * args.walk.chunk) {
@@ -61,10 +62,14 @@ struct window_band {
     const int from = first * (int)along.stride - (int)along.padding;
     begin = from - (from % VEC + VEC) % VEC;
     const int end = from + (count - 1) * (int)along.stride + (int)along.extent;
-    const int column = begin + lane() * VEC;
-    has_pack = column >= 0 && column < end && column < (int)along.length;
+#pragma unroll
+    for (int i = 0; i < BAND_PACKS; i++) {
+      const int column = begin + column_of(i);
+      has[i] = column >= 0 && column < end && column < (int)along.length;
+    }
   }
   __device__ static int lane() { return (int)threadIdx.x % WARP; }
+  __device__ static int column_of(int i) { return (lane() + i * WARP) * VEC; }
   /* So that windows of 4, 8 or 16 columns do not all begin in the same few banks. */
   __device__ static int place_of(int column) { return column + column / 32; }
   __device__ static sums nothing() { return OP == BOX_MAX ? -(sums)INFINITY : (sums)0; }
@@ -76,33 +81,47 @@ struct window_band {
     band_rows rows = from;
 #pragma unroll
     for (int u = 0; u < BAND_ROWS; u++, rows.step()) {
-      if (u < a.walk.ring && rows.left > 0 && has_pack) v[u] = load_pack<element, VEC>(rows.row);
+#pragma unroll
+      for (int i = 0; i < BAND_PACKS; i++) {
+        if (u < a.walk.ring && rows.left > 0 && has[i])
+          v[u][i] = load_pack<element, VEC>(rows.row + i * (WARP * VEC));
+      }
     }
   }
-  __device__ void take(sums (&mine)[VEC], band_rows &rows) const {
+  __device__ void take(sums (&mine)[BAND_PACKS][VEC], band_rows &rows) const {
 #pragma unroll
     for (int u = 0; u < BAND_ROWS; u++) {
       if (u >= a.walk.ring || rows.left <= 0) continue;
-      sums w[VEC];
-      widen_pack(w, v[u]);
 #pragma unroll
-      for (int j = 0; j < VEC; j++) mine[j] = together(mine[j], w[j]);
+      for (int i = 0; i < BAND_PACKS; i++) {
+        if (!has[i]) continue;
+        sums w[VEC];
+        widen_pack(w, v[u][i]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) mine[i][j] = together(mine[i][j], w[j]);
+      }
       rows.step();
     }
   }
   /* The first of them have been asked for. */
-  __device__ void gather(sums (&mine)[VEC], band_rows rows) {
+  __device__ void gather(sums (&mine)[BAND_PACKS][VEC], band_rows rows) {
 #pragma unroll
-    for (int j = 0; j < VEC; j++) mine[j] = nothing();
+    for (int i = 0; i < BAND_PACKS; i++) {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) mine[i][j] = nothing();
+    }
     for (;;) {
-      if (has_pack) take(mine, rows);
-      if (!has_pack || rows.left <= 0) break;
+      take(mine, rows);
+      if (rows.left <= 0) break;
       ask(rows);
     }
   }
-  __device__ void store(const sums (&mine)[VEC]) const {
+  __device__ void store(const sums (&mine)[BAND_PACKS][VEC]) const {
 #pragma unroll
-    for (int j = 0; j < VEC; j++) columns[place_of(lane() * VEC + j)] = mine[j];
+    for (int i = 0; i < BAND_PACKS; i++) {
+#pragma unroll
+      for (int j = 0; j < VEC; j++) columns[place_of(column_of(i) + j)] = mine[i][j];
+    }
   }
   /* y: where the row of outputs begins; divisor: of the other axes */
   __device__ void finish(element *y, sums divisor) const {
@@ -142,7 +161,7 @@ __device__ static void band_windows(const box_args &a) {
   band.ask(band_rows(a, x, of_planes, window_along(a, 1, high)));
   for (; high < last; high++) {
     const box_side<int> of_rows = window_along(a, 1, high);
-    sums mine[VEC];
+    sums mine[BAND_PACKS][VEC];
     band.gather(mine, band_rows(a, x, of_planes, of_rows));
     if (high + 1 < last) band.ask(band_rows(a, x, of_planes, window_along(a, 1, high + 1)));
     band.store(mine);

@@ -290,6 +290,7 @@ __device__ static void box_backward(const box_args &a) {
       OP == BOX_MAX ? place.template plane<const int64_t>(a, ONEPASS_BOX_INDICES) : nullptr;
   const int64_t own =
       ((int64_t)place.at[0] * a.axis[1].length + place.at[1]) * a.axis[2].length + place.at[2];
+  const bool dilated = a.axis[0].dilation > 1 || a.axis[1].dilation > 1 || a.axis[2].dilation > 1;
   I begin[3], end[3];
 #pragma unroll
   for (int k = 0; k < 3; k++) outputs_along(a, k, place.at[k], begin[k], end[k]);
@@ -310,9 +311,9 @@ __device__ static void box_backward(const box_args &a) {
               continue;
             }
             /* Without dilation every one of these windows holds the element. */
-            if (is_in(window_along(a, 0, d), place.at[0]) &&
-                is_in(window_along(a, 1, h), place.at[1]) &&
-                is_in(window_along(a, 2, i), place.at[2])) {
+            if (!dilated || (is_in(window_along(a, 0, d), place.at[0]) &&
+                             is_in(window_along(a, 1, h), place.at[1]) &&
+                             is_in(window_along(a, 2, i), place.at[2]))) {
               sum[j].add(
                   a, widen(dy[along(ONEPASS_BOX_DY, d, h, i) + j * a.inner_step[ONEPASS_BOX_DY]]));
             }

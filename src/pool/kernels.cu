@@ -28,6 +28,8 @@ enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_
 
 #include "pool/cuda_bands.cuh"
 #include "pool/cuda_boxes.cuh"
+#include "pool/cuda_drops.cuh"
+#include "pool/cuda_returns.cuh"
 #include "pool/cuda_spans.cuh"
 #include "pool/cuda_teams.cuh"
 #include "pool/cuda_walks.cuh"
@@ -484,6 +486,14 @@ BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
 CHANNEL_KERNELS(avg, BOX_AVG)
 CHANNEL_KERNELS(max, BOX_MAX)
+extern "C" __global__ void __launch_bounds__(BLOCK, 4)
+    returns_avg(const __grid_constant__ box_args args) {
+  return_gradients(args);
+}
+extern "C" __global__ void __launch_bounds__(BLOCK, 4)
+    drops_max(const __grid_constant__ box_args args) {
+  drop_gradients(args);
+}
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
@@ -538,10 +548,10 @@ STEPS_OF(max_indices, BOX_MAX, true)
 
 /* Two doubles at a time would hardly be faster than one. */
 #if !defined(ONEPASS_ELEMENT_f64)
-#define BAND_KERNEL(name, OP)                                  \
-  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, 4) \
-      name(const __grid_constant__ box_args args) {            \
-    band_windows<OP>(args);                                    \
+#define BAND_KERNEL(name, OP)                                                        \
+  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, BAND_PACKS == 1 ? 4 : 3) \
+      name(const __grid_constant__ box_args args) {                                  \
+    band_windows<OP>(args);                                                          \
   }
 BAND_KERNEL(bands_avg, BOX_AVG)
 BAND_KERNEL(bands_max, BOX_MAX)

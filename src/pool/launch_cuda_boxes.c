@@ -16,10 +16,12 @@ enum {
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
   BANDS_BLOCK = 256,
-  BAND_WALK = 8,       /* rows of outputs that a warp makes, if there are enough of them */
-  BAND_ROWS = 64,      /* of a window, at most */
-  FEWEST_OF_BAND = 16, /* elements of a window, so that bands beat walks */
-  PLANES_AT_ONCE = 4   /* at most, that a walk asks for before it looks at the first */
+  BAND_WALK = 8,         /* rows of outputs that a warp makes, if there are enough of them */
+  BAND_MOST_AT_ONCE = 4, /* rows, that a warp asks for */
+  BAND_ROWS = 64,        /* of a window, at most */
+  FEWEST_OF_BAND = 16,   /* elements of a window, so that bands beat walks */
+  DROPS_BYTES = 32768,   /* of a tile of gradients */
+  PLANES_AT_ONCE = 4     /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -424,6 +426,13 @@ static int64_t strip_columns(const onepass_box_axis *along, int64_t outputs, int
   return (begins_with_packs ? 0 : vec - 1) + (outputs - 1) * along->stride + along->extent;
 }
 
+/* Rows of a window that are asked for at a time: about as many in each turn. Measured: of eleven, three. */
+static int32_t rows_at_once(int64_t rows) {
+  if (rows <= 2 * BAND_MOST_AT_ONCE || rows % BAND_MOST_AT_ONCE == 0)
+    return (int32_t)onepass_divide_up(rows, onepass_divide_up(rows, BAND_MOST_AT_ONCE));
+  return BAND_MOST_AT_ONCE - 1;
+}
+
 /* Windows that hardly share rows and have some elements each. */
 static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_address,
                          const onepass_cuda_properties *device, onepass_box_launch *l) {
@@ -432,7 +441,7 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
   const onepass_box_axis *axis = args->axis, *along = &axis[2];
   const int64_t size = onepass_type_size(p->type), vec = 16 / size;
   /* As in cuda_bands.cuh. */
-  const int64_t columns = WARP * vec, memory = columns + columns / 32;
+  const int64_t columns = WARP * vec * (size == 2 ? 1 : 2), memory = columns + columns / 32;
   if (vec == 2 || any_address || indices || p->backward || p->op == ONEPASS_LP_POOL ||
       args->adaptive || args->inner != 1 || args->outer == 0 || !is_narrow(args) ||
       along->length % vec || along->step[ONEPASS_BOX_X] != 1 ||
@@ -457,9 +466,7 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
   walk->lanes =
       (int32_t)onepass_most(1, onepass_least(BAND_WALK, (int64_t)strips * axis[1].pooled / warps));
   walk->blocks_wide = onepass_divide_up(axis[1].pooled, walk->lanes);
-  /* Rows of a window are asked for in as few turns as possible, and about as many in each. */
-  const int64_t at_once = 4, high = (int64_t)rows;
-  walk->ring = (int32_t)onepass_divide_up(high, onepass_divide_up(high, at_once));
+  walk->ring = rows_at_once((int64_t)rows);
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "bands_avg" : "bands_max";
   l->aligned = true;
@@ -497,6 +504,85 @@ static bool choose_teams(const onepass_pool_problem *p, onepass_box_launch *l) {
   return l->grid <= INT32_MAX;
 }
 
+/* ---- Gradients ------------------------------------------------------------------------------- */
+
+/* Whether planes of dx are dense; how many elements they have. */
+static bool has_dense_gradients(const onepass_pool_problem *p, const onepass_box_args *args,
+                                int64_t *elements) {
+  if (!p->backward || args->inner != 1 || args->outer == 0 || !is_narrow(args)) return false;
+  *elements = 1;
+  for (int a = ONEPASS_POOL_AXES - 1; a >= 0; a--) {
+    if (args->axis[a].length > 1 && args->axis[a].step[ONEPASS_BOX_DX] != *elements) return false;
+    *elements *= args->axis[a].length;
+  }
+  return *elements > 0;
+}
+
+/* Averages: a thread has 16 bytes. */
+static bool choose_returns(const onepass_pool_problem *p, bool any_address, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  const int64_t vec = 16 / onepass_type_size(p->type);
+  int64_t elements;
+  if (p->op != ONEPASS_AVG_POOL || args->many_terms || !has_dense_gradients(p, args, &elements))
+    return false;
+  const int64_t packs = onepass_divide_up(elements, vec);
+  if (args->outer > MOST_POSITIONS / packs) return false;
+  args->packs = (int32_t)packs;
+  args->by_packs = divider_of(packs);
+  args->walk.even = l->aligned = !any_address && elements % vec == 0 &&
+                                 (args->outer == 1 || args->outer_step[ONEPASS_BOX_DX] % vec == 0);
+  l->kernel = ONEPASS_CUDA_WINDOWS;
+  l->name = "returns_avg";
+  l->grid = onepass_divide_up(args->outer * packs, BLOCK);
+  return true;
+}
+
+/* As many neighbouring outputs as may have elements in common. */
+static int64_t classes_along(const onepass_box_axis *axis, bool adaptive) {
+  if (!adaptive) return onepass_divide_up(axis->extent, axis->stride);
+  const int64_t pooled = onepass_most(axis->pooled, 1), length = onepass_most(axis->length, 1);
+  return onepass_divide_up(pooled, length) + 1;
+}
+
+/* Maxima: a block has a tile, of whole rows if it has several of them, and of whole planes likewise. */
+static bool choose_drops(const onepass_pool_problem *p, bool any_address, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  onepass_box_drops *drops = &args->drops;
+  const onepass_box_axis *axis = args->axis;
+  const int64_t vec = 16 / onepass_type_size(p->type);
+  const int64_t sums = onepass_type_size(onepass_type_of_sums(p->type)), room = DROPS_BYTES / sums;
+  int64_t elements, size = 1, tiles = 1;
+  if (p->op != ONEPASS_MAX_POOL || !has_dense_gradients(p, args, &elements)) return false;
+  for (int a = ONEPASS_POOL_AXES - 1; a >= 0; a--) {
+    const int64_t classes = classes_along(&axis[a], args->adaptive);
+    if (classes > MOST_ALONG) return false;
+    drops->classes[a] = (int32_t)onepass_least(classes, onepass_most(axis[a].pooled, 1));
+    /* Tiles of about the same size, that begin with packs. */
+    const int64_t fits = tiles == 1 ? onepass_most(room / size, 1) : 1;
+    int64_t tile = onepass_divide_up(axis[a].length, onepass_divide_up(axis[a].length, fits));
+    if (a == 2) tile = onepass_least(onepass_round_up(tile, vec), axis[a].length);
+    drops->tile[a] = (int32_t)tile;
+    drops->tiles[a] = (int32_t)onepass_divide_up(axis[a].length, tile);
+    size *= drops->tile[a];
+    tiles *= drops->tiles[a];
+  }
+  const bool side_by_side = args->outer == 1 || args->outer_step[ONEPASS_BOX_DX] == elements;
+  drops->planes = 1;
+  if (tiles == 1 && side_by_side) {
+    drops->planes = (int32_t)onepass_least(onepass_most(room / 2 / elements, 1), args->outer);
+  }
+  const int64_t outer_step = args->outer > 1 ? args->outer_step[ONEPASS_BOX_DX] : 0;
+  args->walk.even = l->aligned = !any_address && elements % vec == 0 && outer_step % vec == 0 &&
+                                 (tiles == 1 || axis[2].length % vec == 0);
+  const double blocks = (double)onepass_divide_up(args->outer, drops->planes) * (double)tiles;
+  if (blocks > INT32_MAX) return false;
+  l->kernel = ONEPASS_CUDA_WINDOWS;
+  l->name = "drops_max";
+  l->shared = (size_t)(drops->planes * size * sums);
+  l->grid = (int64_t)blocks;
+  return true;
+}
+
 /* ---- The choice ------------------------------------------------------------------------------ */
 
 bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool any_address,
@@ -507,6 +593,7 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool
   const onepass_box_args plain = launch->args;
   if (asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_WINDOWS) {
     if (choose_bands(p, indices, any_address, device, launch) || choose_teams(p, launch) ||
+        choose_returns(p, any_address, launch) || choose_drops(p, any_address, launch) ||
         choose_walks(p, indices, any_address, device, launch)) {
       return true;
     }
