@@ -2,8 +2,8 @@
  * memory. Every output drops its gradient there, at its index, if that is in the tile.
  *
  * Threads must not drop on the same element at once, and always in the same order. So outputs are dealt out to classes
- * whose windows have nothing in common: those of rows take turns with barriers in between, and within a row, which is
- * one warp's, neighbouring lanes do. An index that is not in its output's own window counts for nothing. */
+ * whose windows have nothing in common: those of rows take turns with barriers in between, and within a row
+ * neighbouring lanes do. An index that is not in its output's own window counts for nothing. */
 #ifndef ONEPASS_POOL_CUDA_DROPS_CUH
 #define ONEPASS_POOL_CUDA_DROPS_CUH
 
@@ -58,54 +58,85 @@ struct gradient_drops {
            is_in(window_along(a, 2, w), x);
   }
 
-  /* One class of rows. */
+  /* What a lane has of a row of outputs. */
+  struct held_output {
+    int64_t index;
+    sums value;
+    int plane, deep, high, wide;
+  };
+  /* A class of rows, of which warps have pieces: some short rows, or 32 outputs of a long one. */
+  struct row_class {
+    int class_deep, class_high;
+    int rows_deep, rows_high, rows;
+    int at_once;         /* rows of a piece */
+    int lane_row, start; /* this lane's */
+    int pieces;          /* of all rows ... */
+    int of_row, first;   /* ... and of a row; the first is 0 or 1, and every other is taken */
+  };
+
+  __device__ held_output load(const row_class &c, int piece) const {
+    held_output held = {-1, 0, 0, 0, 0, 0};
+    if (piece >= c.pieces) return held;
+    const int group = c.of_row == 1 ? piece : piece / c.of_row;
+    const int row = group * c.at_once + c.lane_row;
+    const int at = (c.first + 2 * (piece - group * c.of_row)) * WARP + c.start;
+    if (row >= c.rows || c.lane_row >= c.at_once || at >= wide.count) return held;
+    const int whole = row / c.rows_high;
+    held.plane = planes == 1 ? 0 : whole / c.rows_deep;
+    held.deep = deep.first + c.class_deep + (whole - held.plane * c.rows_deep) * a.drops.classes[0];
+    held.high = high.first + c.class_high + (row - whole * c.rows_high) * a.drops.classes[1];
+    held.wide = wide.first + at;
+    const auto offset = [&](int tensor) {
+      return (plane + held.plane) * a.outer_step[tensor] +
+             (held.deep * (int)a.axis[0].step[tensor] + held.high * (int)a.axis[1].step[tensor] +
+              held.wide * (int)a.axis[2].step[tensor]);
+    };
+    held.index = ((const int64_t *)a.tensor[ONEPASS_BOX_INDICES])[offset(ONEPASS_BOX_INDICES)];
+    held.value = widen(((const element *)a.tensor[ONEPASS_BOX_DY])[offset(ONEPASS_BOX_DY)]);
+    return held;
+  }
+  /* Lanes of windows that overlap take turns. */
+  __device__ void drop(const held_output &held) const {
+    const int64_t place = held.index - first;
+    const bool hit = place >= 0 && place < size &&
+                     window_holds(held.deep, held.high, held.wide, (int)held.index);
+    sums *to = tile + (held.plane * size + (int)place);
+    const int classes = a.drops.classes[2];
+    if (classes == 1) {
+      if (hit) *to += held.value;
+      return;
+    }
+    const int own = (held.wide - wide.first) % classes;
+    for (int turn = 0; turn < classes; turn++) {
+      if (hit && own == turn) *to += held.value;
+      __syncwarp();
+    }
+  }
+  /* The next piece is on its way while one is worked on. Of long rows neighbouring pieces are different warps': first
+   * every other one, then the rest. */
   __device__ void drop_rows(int class_deep, int class_high) const {
-    const int classes_deep = a.drops.classes[0], classes_high = a.drops.classes[1],
-              classes_wide = a.drops.classes[2];
-    const int rows_deep = deep.in_class(class_deep, classes_deep),
-              rows_high = high.in_class(class_high, classes_high);
-    const int rows = planes * rows_deep * rows_high;
-    if (rows == 0 || wide.count <= 0) return;
-    /* Several short rows at once. */
+    row_class c;
+    c.class_deep = class_deep;
+    c.class_high = class_high;
+    c.rows_deep = deep.in_class(class_deep, a.drops.classes[0]);
+    c.rows_high = high.in_class(class_high, a.drops.classes[1]);
+    c.rows = wide.count > 0 ? planes * c.rows_deep * c.rows_high : 0;
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    const int at_once = wide.count < WARP ? WARP / wide.count : 1;
-    const int lane_row = at_once > 1 ? lane / wide.count : 0, start = lane - lane_row * wide.count;
-    for (int turn = warp * at_once; turn < rows; turn += BLOCK / WARP * at_once) {
-      const int row = turn + lane_row;
-      const bool has_row = lane_row < at_once && row < rows;
-      const int whole = row / rows_high, local = whole / rows_deep;
-      const int d = deep.first + class_deep + (whole - local * rows_deep) * classes_deep,
-                h = high.first + class_high + (row - whole * rows_high) * classes_high;
-      const element *dy =
-          (const element *)a.tensor[ONEPASS_BOX_DY] +
-          (plane + local) * a.outer_step[ONEPASS_BOX_DY] +
-          (d * (int)a.axis[0].step[ONEPASS_BOX_DY] + h * (int)a.axis[1].step[ONEPASS_BOX_DY]);
-      const int64_t *indices = (const int64_t *)a.tensor[ONEPASS_BOX_INDICES] +
-                               (plane + local) * a.outer_step[ONEPASS_BOX_INDICES] +
-                               (d * (int)a.axis[0].step[ONEPASS_BOX_INDICES] +
-                                h * (int)a.axis[1].step[ONEPASS_BOX_INDICES]);
-      for (int chunk = 0; chunk < wide.count; chunk += WARP) {
-        const int at = chunk + start, w = wide.first + at;
-        const bool exists = has_row && at < wide.count;
-        int64_t index = -1;
-        sums value = 0;
-        if (exists) {
-          index = indices[w * (int)a.axis[2].step[ONEPASS_BOX_INDICES]];
-          value = widen(dy[w * (int)a.axis[2].step[ONEPASS_BOX_DY]]);
-        }
-        const int64_t place = index - first;
-        const bool hit = place >= 0 && place < size && window_holds(d, h, w, (int)index);
-        sums *to = tile + (local * size + (int)place);
-        if (classes_wide == 1) {
-          if (hit) *to += value;
-        } else {
-          const int own = at % classes_wide;
-          for (int turns = 0; turns < classes_wide; turns++) {
-            if (hit && own == turns) *to += value;
-            __syncwarp();
-          }
-        }
+    const bool is_short = wide.count <= WARP;
+    c.at_once = is_short && wide.count > 0 ? WARP / wide.count : 1;
+    c.lane_row = c.at_once > 1 ? lane / wide.count : 0;
+    c.start = lane - c.lane_row * wide.count;
+    const int chunks = (wide.count + WARP - 1) / WARP;
+    for (c.first = 0; c.first < (is_short ? 1 : 2); c.first++) {
+      c.of_row = is_short ? 1 : (chunks - c.first + 1) / 2;
+      c.pieces = (c.rows + c.at_once - 1) / c.at_once * c.of_row;
+      held_output next = load(c, warp);
+      for (int piece = warp; piece < c.pieces; piece += BLOCK / WARP) {
+        const held_output held = next;
+        next = load(c, piece + BLOCK / WARP);
+        drop(held);
       }
+      __syncthreads();
     }
   }
 
@@ -138,7 +169,6 @@ __device__ static void drop_gradients(const box_args &a) {
   for (int deep = 0; deep < a.drops.classes[0]; deep++) {
     for (int high = 0; high < a.drops.classes[1]; high++) {
       drops.drop_rows(deep, high);
-      __syncthreads();
     }
   }
   drops.store();

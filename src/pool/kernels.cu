@@ -486,22 +486,14 @@ BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
 CHANNEL_KERNELS(avg, BOX_AVG)
 CHANNEL_KERNELS(max, BOX_MAX)
-extern "C" __global__ void __launch_bounds__(BLOCK, 4)
-    returns_avg(const __grid_constant__ box_args args) {
-  return_gradients(args);
-}
-extern "C" __global__ void __launch_bounds__(BLOCK, 4)
-    drops_max(const __grid_constant__ box_args args) {
-  drop_gradients(args);
-}
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 
 /* Blocks of a multiprocessor, by the registers that they need: no kernel may spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-enum { WALKS_OF_FLOATS = 6, STEPS = 12 };
+enum { WALKS_OF_FLOATS = 6, STEPS = 12, BANDS = BAND_PACKS == 1 ? 4 : 3 };
 #else
-enum { WALKS_OF_FLOATS = 5, STEPS = 10 };
+enum { WALKS_OF_FLOATS = 5, STEPS = 10, BANDS = BAND_PACKS == 1 ? 3 : 2 };
 #endif
 static constexpr int walks_at_once(int op, bool indices, int width, int rows, int columns,
                                    int dilation, int k) {
@@ -512,6 +504,20 @@ static constexpr int walks_at_once(int op, bool indices, int width, int rows, in
   if (sizeof(element) == 2) return indices ? 3 : 4;
   if (indices) return 4;
   return rows > 1 && dilation > 1 ? 5 : rows > 1 || k ? WALKS_OF_FLOATS : 7;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+enum { RETURNS = sizeof(element) == 8 ? 3 : 4, DROPS = RETURNS };
+#else
+enum { RETURNS = 1, DROPS = 3 };
+#endif
+extern "C" __global__ void __launch_bounds__(BLOCK, RETURNS)
+    returns_avg(const __grid_constant__ box_args args) {
+  return_gradients(args);
+}
+extern "C" __global__ void __launch_bounds__(BLOCK, DROPS)
+    drops_max(const __grid_constant__ box_args args) {
+  drop_gradients(args);
 }
 
 /* Threads that walk: the outputs of each, the window's rows and columns in a plane, its stride and dilation along a
@@ -548,10 +554,10 @@ STEPS_OF(max_indices, BOX_MAX, true)
 
 /* Two doubles at a time would hardly be faster than one. */
 #if !defined(ONEPASS_ELEMENT_f64)
-#define BAND_KERNEL(name, OP)                                                        \
-  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, BAND_PACKS == 1 ? 4 : 3) \
-      name(const __grid_constant__ box_args args) {                                  \
-    band_windows<OP>(args);                                                          \
+#define BAND_KERNEL(name, OP)                                      \
+  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, BANDS) \
+      name(const __grid_constant__ box_args args) {                \
+    band_windows<OP>(args);                                        \
   }
 BAND_KERNEL(bands_avg, BOX_AVG)
 BAND_KERNEL(bands_max, BOX_MAX)

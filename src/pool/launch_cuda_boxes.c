@@ -20,7 +20,7 @@ enum {
   BAND_MOST_AT_ONCE = 4, /* rows, that a warp asks for */
   BAND_ROWS = 64,        /* of a window, at most */
   FEWEST_OF_BAND = 16,   /* elements of a window, so that bands beat walks */
-  DROPS_BYTES = 32768,   /* of a tile of gradients */
+  DROPS_BYTES = 49152,   /* of a tile of gradients */
   PLANES_AT_ONCE = 4     /* at most, that a walk asks for before it looks at the first */
 };
 
@@ -445,8 +445,8 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
   if (vec == 2 || any_address || indices || p->backward || p->op == ONEPASS_LP_POOL ||
       args->adaptive || args->inner != 1 || args->outer == 0 || !is_narrow(args) ||
       along->length % vec || along->step[ONEPASS_BOX_X] != 1 ||
-      strip_columns(along, 1, vec) > columns || 2 * along->extent < along->stride ||
-      !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
+      strip_columns(along, 1, vec) > columns || 2 * along->length < columns ||
+      2 * along->extent < along->stride || !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
     return false;
   }
   double rows = 1, read = 1;
@@ -454,8 +454,7 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
     rows *= (double)axis[a].kernel;
     read *= (double)axis[a].extent / (double)axis[a].stride;
   }
-  if (rows > BAND_ROWS || read > 1.34 || rows * (double)along->kernel < FEWEST_OF_BAND)
-    return false;
+  if (rows > BAND_ROWS || read > 2.5 || rows * (double)along->kernel < FEWEST_OF_BAND) return false;
   int64_t most = 1;
   while (strip_columns(along, most + 1, vec) <= columns && most < along->pooled) most++;
   walk->chunks = onepass_divide_up(along->pooled, most);
@@ -555,7 +554,7 @@ static bool choose_drops(const onepass_pool_problem *p, bool any_address, onepas
   if (p->op != ONEPASS_MAX_POOL || !has_dense_gradients(p, args, &elements)) return false;
   for (int a = ONEPASS_POOL_AXES - 1; a >= 0; a--) {
     const int64_t classes = classes_along(&axis[a], args->adaptive);
-    if (classes > MOST_ALONG) return false;
+    if (classes > WARP) return false; /* pieces of rows are that long */
     drops->classes[a] = (int32_t)onepass_least(classes, onepass_most(axis[a].pooled, 1));
     /* Tiles of about the same size, that begin with packs. */
     const int64_t fits = tiles == 1 ? onepass_most(room / size, 1) : 1;
