@@ -90,7 +90,10 @@ typedef struct onepass_box_args {
   int32_t uniform;    /* every sum is multiplied by `factor` */
   double factor;
   double divisor, p, elements;
-  int32_t team; /* threads that make an output together: a warp's or a block's */
+  /* Threads that make an output together: a warp's or a block's. Where channels lie side by side, a
+   * power of two that make team_lanes packs of 16 bytes of them: one of team_tiles that channels are. */
+  int32_t team, team_lanes;
+  int64_t team_tiles;
   onepass_box_walk walk;
   onepass_box_drops drops;
 } onepass_box_args;

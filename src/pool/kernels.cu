@@ -488,6 +488,14 @@ CHANNEL_KERNELS(avg, BOX_AVG)
 CHANNEL_KERNELS(max, BOX_MAX)
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
+/* Packs of halves need so many registers that four blocks would leave none for loads under way. */
+#define CHANNEL_TEAM_KERNEL(name, OP)                                               \
+  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 2 ? 3 : 4) \
+      name(const __grid_constant__ box_args args) {                                 \
+    team_channels<OP>(args);                                                        \
+  }
+CHANNEL_TEAM_KERNEL(teams_avg_channels, BOX_AVG)
+CHANNEL_TEAM_KERNEL(teams_max_channels, BOX_MAX)
 
 /* Blocks of a multiprocessor, by the registers that they need: no kernel may spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900

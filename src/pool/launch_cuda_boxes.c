@@ -12,6 +12,11 @@ enum {
   MOST_POSITIONS = 1 << 30, /* of what kernels count in 32 bits */
   LARGE_WINDOW = 192,       /* elements that are worth a warp */
   WINDOW_OF_BLOCK = 8192,   /* elements that are worth a block */
+  WINDOW_OF_PARTS = 24,     /* elements that are worth parts, where channels lie side by side */
+  FEWEST_OF_PART = 4,       /* elements of a part */
+  LARGE_PART = 32,          /* elements that keep a thread busy for long enough */
+  LINE_OF_LANES = 8,        /* that have 128 bytes of channels, which memory has in one place */
+  FEWEST_LANES = 4,         /* if there are more packs than that */
   MOST_ALONG = 64,          /* elements of a window along an axis, that a thread goes through */
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
@@ -478,23 +483,28 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
 
 /* ---- Teams ----------------------------------------------------------------------------------- */
 
+/* Whether an element is in two windows or fewer on average, and windows have no gaps. */
+static bool hardly_overlap(const onepass_box_args *args) {
+  double read = 1;
+  /* An adaptive window overlaps its neighbours by an element or two. */
+  for (int a = 0; a < ONEPASS_POOL_AXES && !args->adaptive; a++) {
+    if (args->axis[a].dilation != 1) return false;
+    read *= (double)args->axis[a].extent / (double)args->axis[a].stride;
+  }
+  return read <= 2;
+}
+
 /* Large windows that hardly overlap, of dense rows. */
 static bool choose_teams(const onepass_pool_problem *p, onepass_box_launch *l) {
   onepass_box_args *args = &l->args;
   const onepass_box_axis *axis = args->axis;
   const int64_t outputs = axis[0].pooled * axis[1].pooled * axis[2].pooled;
-  double read = 1;
+  const double terms = terms_of(p, args);
   if (p->backward || p->op == ONEPASS_LP_POOL || axis[2].step[ONEPASS_BOX_X] != 1 ||
-      !is_narrow(args) || outputs == 0 || args->outer == 0 || args->inner == 0) {
+      !is_narrow(args) || outputs == 0 || args->outer == 0 || args->inner == 0 ||
+      terms < LARGE_WINDOW || !hardly_overlap(args)) {
     return false;
   }
-  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
-    if (!args->adaptive && axis[a].dilation != 1) return false;
-    /* An adaptive window overlaps its neighbours by an element or two. */
-    read *= args->adaptive ? 1 : (double)axis[a].extent / (double)axis[a].stride;
-  }
-  const double terms = terms_of(p, args);
-  if (terms < LARGE_WINDOW || read > 2) return false;
   args->team = terms < WINDOW_OF_BLOCK ? WARP : BLOCK;
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "teams_avg" : "teams_max";
@@ -582,6 +592,80 @@ static bool choose_drops(const onepass_pool_problem *p, bool any_address, onepas
   return true;
 }
 
+/* ---- Teams of channels ----------------------------------------------------------------------- */
+
+/* Elements of a window, of which some at the edges have fewer and some adaptive ones a few more. */
+static int64_t positions_of(const onepass_box_args *args) {
+  int64_t positions = 1;
+  for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
+    const onepass_box_axis *axis = &args->axis[a];
+    positions *= args->adaptive ? onepass_divide_up(axis->length, axis->pooled)
+                                : onepass_least(axis->kernel, axis->length);
+  }
+  return positions;
+}
+
+/* Into how many parts so many lanes of a block may cut a window. */
+static int64_t most_parts(int64_t lanes, int64_t positions) {
+  int64_t parts = 2;
+  while (parts < BLOCK / lanes && positions >= 2 * parts * FEWEST_OF_PART) parts *= 2;
+  return parts;
+}
+
+/* As many as have 512 bytes of channels. */
+static int64_t lanes_for(int64_t packs) {
+  int64_t lanes = 1;
+  while (lanes < packs && lanes < WARP) lanes *= 2;
+  /* Fewer, if fewer are left idle. */
+  while (lanes > LINE_OF_LANES && onepass_divide_up(packs, lanes / 2) * (lanes / 2) <
+                                      onepass_divide_up(packs, lanes) * lanes) {
+    lanes /= 2;
+  }
+  return lanes;
+}
+
+/* Large windows that hardly overlap, of channels side by side. */
+static bool choose_channel_teams(const onepass_pool_problem *p, bool any_address,
+                                 const onepass_cuda_properties *device, onepass_box_launch *l) {
+  onepass_box_args *args = &l->args;
+  const int64_t size = onepass_type_size(p->type), vec = 16 / size, packs = args->inner / vec;
+  if (any_address || p->backward || packs == 0 || !is_narrow(args) || !has_packs(p, args, vec) ||
+      made_of_outer(args, vec) == 0 || !hardly_overlap(args)) {
+    return false;
+  }
+  const int64_t positions = positions_of(args);
+  const double outputs = (double)args->outer * made_of_outer(args, args->inner);
+  if (positions < WINDOW_OF_PARTS || outputs == 0 || outputs * (double)packs > MOST_POSITIONS) {
+    return false;
+  }
+  /* Threads that have so much on its way that memory has no pause. */
+  const int64_t enough = 3 * BLOCK * (int64_t)device->multiprocessors;
+  const int64_t whole = (int64_t)outputs * packs;
+  int64_t lanes = lanes_for(packs), parts = 2;
+  while (lanes > FEWEST_LANES && whole * most_parts(lanes, positions) < enough &&
+         most_parts(lanes / 2, positions) > most_parts(lanes, positions)) {
+    lanes /= 2;
+  }
+  /* Parts are joined in the end, so small ones are only for when there are few. */
+  while (parts < most_parts(lanes, positions) &&
+         (positions > parts * LARGE_PART || whole * parts < 2 * enough)) {
+    parts *= 2;
+  }
+  args->team = (int32_t)(lanes * parts);
+  args->team_lanes = (int32_t)lanes;
+  args->team_tiles = onepass_divide_up(packs, lanes);
+  args->by_inner = divider_of(args->team_tiles);
+  const bool max = p->op == ONEPASS_MAX_POOL;
+  l->kernel = ONEPASS_CUDA_STRIDED;
+  l->name = max ? "teams_max_channels" : "teams_avg_channels";
+  l->aligned = true;
+  l->shared = (size_t)(BLOCK * vec *
+                       (onepass_type_size(onepass_type_of_sums(p->type)) +
+                        (max ? (int64_t)sizeof(int32_t) : 0)));
+  l->grid = onepass_divide_up((int64_t)outputs * args->team_tiles, BLOCK / args->team);
+  return true;
+}
+
 /* ---- The choice ------------------------------------------------------------------------------ */
 
 bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool any_address,
@@ -602,6 +686,7 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *p, bool indices, bool
     launch->aligned = false;
   }
   if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;
+  if (choose_channel_teams(p, any_address, device, launch)) return true;
   choose_thread_an_output(p, any_address, launch);
   return launch->grid <= INT32_MAX;
 }

@@ -415,6 +415,40 @@ static void expect_walks(const box_trial *t) {
   }
 }
 
+/* The bytes and positions that threads of a team share out, and where their parts meet. */
+static void expect_channel_teams(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const int64_t vec = 16 * 8 / types[t->of.type].bits, packs = a->inner / vec;
+  const int64_t sums = t->of.type == F64 ? 8 : 4, lanes = a->team_lanes;
+  const bool max = t->of.pool.op == ONEPASS_MAX_POOL;
+  int64_t outputs = a->outer, positions = 1;
+  for (int k = 0; k < 3; k++) {
+    const onepass_box_axis *axis = &a->axis[k];
+    outputs *= axis->pooled;
+    positions *= a->adaptive                   ? divide_up(axis->length, axis->pooled)
+                 : axis->kernel < axis->length ? axis->kernel
+                                               : axis->length;
+    BOX(a->adaptive || axis->dilation == 1);
+    BOX(divides(axis->by_count, axis->pooled));
+    BOX(axis->step[ONEPASS_BOX_X] % vec == 0 && axis->step[ONEPASS_BOX_Y] % vec == 0);
+    BOX(axis->length * axis->step[ONEPASS_BOX_X] <= 1 << 30);
+  }
+  BOX(strcmp(l->name, max ? "teams_max_channels" : "teams_avg_channels") == 0);
+  BOX(t->of.pool.direction == ONEPASS_FORWARD && l->kernel == ONEPASS_CUDA_STRIDED);
+  BOX(l->aligned && !t->any_address && l->block == 256);
+  BOX(a->channels_last && a->inner % vec == 0 && a->inner_step[ONEPASS_BOX_X] == 1 &&
+      a->inner_step[ONEPASS_BOX_Y] == 1);
+  BOX(is_power_of_two(lanes) && lanes <= 32 && lanes < 2 * packs);
+  /* A power of two of parts, each of some positions. */
+  BOX(is_power_of_two(a->team) && a->team >= 2 * lanes && a->team <= 256);
+  BOX(a->team / lanes * 4 <= positions && positions >= 24);
+  BOX(a->team_tiles == divide_up(packs, lanes) && divides(a->by_inner, a->team_tiles));
+  BOX(outputs * a->team_tiles <= 1 << 30 &&
+      l->grid == divide_up(outputs * a->team_tiles, 256 / a->team));
+  BOX((int64_t)l->shared == 256 * vec * (sums + (max ? (int64_t)sizeof(int32_t) : 0)));
+}
+
 static void expect_box_launch(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
@@ -427,6 +461,8 @@ static void expect_box_launch(const box_trial *t) {
   } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0 ||
              strncmp(l->name, "steps_", 6) == 0) {
     expect_walks(t);
+  } else if (strncmp(l->name, "teams_", 6) == 0 && strstr(l->name, "_channels")) {
+    expect_channel_teams(t);
   } else {
     BOX(strncmp(l->name, "teams_", 6) == 0);
     BOX(a->team == 32 || (a->team == 256 && l->shared >= 8 * 12));
@@ -540,6 +576,27 @@ static void test_known_boxes_have_known_kernels(void) {
         .shape = {256, 512, 56, 56},
         .pooled = {1, 1}},
        "teams_avg"},
+      {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
+        .shape = {64, 256, 56, 56},
+        .pooled = {1, 1},
+        .channels_last = true},
+       "teams_avg_channels"},
+      {{.pool = {.op = ONEPASS_MAX_POOL, .spatial = 2, .adaptive = 1},
+        .shape = {64, 2048, 7, 7},
+        .pooled = {1, 1},
+        .channels_last = true,
+        .indices = true},
+       "teams_max_channels"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 16, 16, 0, 0), .shape = {64, 256, 112, 112},
+        .channels_last = true},
+       "teams_avg_channels"},
+      /* Windows that share most of their elements, and channels that are not whole packs. */
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 16, 4, 0, 0), .shape = {64, 256, 112, 112},
+        .channels_last = true},
+       "boxes_avg_forward_channels"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 16, 16, 0, 0), .shape = {64, 255, 112, 112},
+        .channels_last = true},
+       "boxes_avg_forward"},
       {{.pool = {.op = ONEPASS_LP_POOL, .spatial = 1, .kernel = {3}, .stride = {2}, .p = 2},
         .shape = {2, 3, 100}},
        "boxes_lp_forward"},
@@ -556,10 +613,69 @@ static void test_known_boxes_have_known_kernels(void) {
   }
 }
 
+/* Teams of channels: wide ones that make a few outputs, narrow ones where only those are enough. */
+static void test_known_channel_teams_have_known_sizes(void) {
+  static const struct {
+    box_case of;
+    int64_t lanes, parts, grid;
+  } known[] = {
+      {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
+        .type = F32,
+        .shape = {64, 256, 56, 56},
+        .pooled = {1, 1},
+        .channels_last = true},
+       8,
+       32,
+       512},
+      {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
+        .type = F32,
+        .shape = {64, 2048, 7, 7},
+        .pooled = {1, 1},
+        .channels_last = true},
+       32,
+       8,
+       1024},
+      {{.pool = {.op = ONEPASS_AVG_POOL, .spatial = 2, .adaptive = 1},
+        .type = F32,
+        .shape = {4096, 2048, 7, 7},
+        .pooled = {1, 1},
+        .channels_last = true},
+       32,
+       2,
+       16384},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 16, 16, 0, 0), .type = F32, .shape = {64, 256, 112, 112},
+        .channels_last = true},
+       32,
+       8,
+       6272},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 16, 16, 0, 1), .type = F32, .shape = {64, 264, 112, 112},
+        .channels_last = true},
+       8,
+       8,
+       7056},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 16, 16, 0, 1), .type = BF16, .shape = {64, 8, 112, 112},
+        .channels_last = true},
+       1,
+       64,
+       784},
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    box_trial t = {.of = known[i].of, .on = &gpus[H200]};
+    EXPECT(
+        make_box(&t) && onepass_pool_choose_boxes(&t.plan.problem.pool, t.of.indices, false,
+                                                  &t.on->properties, ONEPASS_CUDA_BEST, &t.launch),
+        "%s", describe_box(&t));
+    EXPECT_INT(t.launch.args.team_lanes, known[i].lanes);
+    EXPECT_INT(t.launch.args.team / t.launch.args.team_lanes, known[i].parts);
+    EXPECT_INT(t.launch.grid, known[i].grid);
+  }
+}
+
 int main(void) {
   test_pools_keep_what_kernels_take_for_granted();
   test_known_pools_have_known_kernels();
   test_boxes_keep_what_kernels_take_for_granted();
   test_known_boxes_have_known_kernels();
+  test_known_channel_teams_have_known_sizes();
   return expect_report("test_launch_cuda_pools");
 }
