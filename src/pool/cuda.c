@@ -145,8 +145,9 @@ static onepass_status plan_boxes(onepass_plan *plan, onepass_cuda_kernel asked) 
   }
   onepass_status status = load_box(plan, &cuda->box, &cuda->step);
   if (status == ONEPASS_OK && cuda->box.aligned) {
+    /* Where buffers turn out not to be aligned, another kernel may have to step in. */
     if (!onepass_pool_choose_boxes(p, indices, true, device, asked, &cuda->other_box)) {
-      return cannot_do(plan, asked);
+      onepass_pool_choose_boxes(p, indices, true, device, ONEPASS_CUDA_BEST, &cuda->other_box);
     }
     status = load_box(plan, &cuda->other_box, &cuda->other_step);
   }

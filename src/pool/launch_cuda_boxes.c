@@ -454,12 +454,15 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
       2 * along->extent < along->stride || !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
     return false;
   }
+  /* Narrow windows have walks of their own. */
+  const double most_read = along->kernel > 3 ? 2.5 : 1.34;
   double rows = 1, read = 1;
   for (int a = 0; a < 2; a++) {
     rows *= (double)axis[a].kernel;
     read *= (double)axis[a].extent / (double)axis[a].stride;
   }
-  if (rows > BAND_ROWS || read > 2.5 || rows * (double)along->kernel < FEWEST_OF_BAND) return false;
+  if (rows > BAND_ROWS || read > most_read || rows * (double)along->kernel < FEWEST_OF_BAND)
+    return false;
   int64_t most = 1;
   while (strip_columns(along, most + 1, vec) <= columns && most < along->pooled) most++;
   walk->chunks = onepass_divide_up(along->pooled, most);

@@ -275,7 +275,11 @@ static void expect_passes(const norm_trial *t) {
   NORM(l->slice <= INT32_MAX - 16);
   NORM(l->grid == rows * l->segments);
   NORM(l->block == block);
-  if (!t->of.backward) {
+  if (l->by_rows) {
+    NORM(!t->of.backward && l->width == ONEPASS_NORM_VECTOR && rows > 1);
+    NORM(l->row_group >= 1 && l->row_group <= 16);
+    NORM(l->apply_grid == divide_up(rows, l->row_group) * divide_up(n, block * t->vec));
+  } else if (!t->of.backward) {
     const int64_t packs = t->vec == 8 ? 2 : 4; /* forward_packs in cuda_passes.cuh */
     NORM(l->apply_grid == rows * divide_up(n, (block * packs - 1) * t->vec));
   } else {

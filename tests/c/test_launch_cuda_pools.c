@@ -449,6 +449,92 @@ static void expect_channel_teams(const box_trial *t) {
   BOX((int64_t)l->shared == 256 * vec * (sums + (max ? (int64_t)sizeof(int32_t) : 0)));
 }
 
+/* Strips that hold all columns of their windows, and together all outputs. */
+static void expect_bands(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const onepass_box_walk *w = &a->walk;
+  const onepass_box_axis *axis = a->axis, *along = &axis[2];
+  const int64_t size = types[t->of.type].bits / 8, vec = 16 / size;
+  const int64_t columns = 32 * vec * (size == 2 ? 1 : 2);
+  BOX(strcmp(l->name, t->of.pool.op == ONEPASS_MAX_POOL ? "bands_max" : "bands_avg") == 0);
+  BOX(t->of.pool.direction == ONEPASS_FORWARD && !t->of.indices && !a->adaptive && a->inner == 1);
+  BOX(l->aligned && !t->any_address && along->length % vec == 0);
+  BOX(along->step[ONEPASS_BOX_X] == 1 && (axis[1].length == 1 || axis[1].step[0] % vec == 0) &&
+      (axis[0].length == 1 || axis[0].step[0] % vec == 0));
+  BOX(w->chunks == divide_up(along->pooled, w->chunk));
+  for (int64_t strip = 0; strip < w->chunks && strip < 5; strip++) {
+    const int64_t from = strip * w->chunk * along->stride - along->padding;
+    const int64_t begin = from - (from % vec + vec) % vec;
+    BOX(from + (w->chunk - 1) * along->stride + along->extent - begin <= columns);
+  }
+  BOX(w->ring >= 1 && w->ring <= 4);
+  BOX(w->lanes >= 1 && w->blocks_wide == divide_up(axis[1].pooled, w->lanes));
+  BOX(divides(axis[0].by_count, axis[0].pooled));
+  BOX((int64_t)l->shared == 8 * (columns + columns / 32) * 4);
+  BOX(l->grid == divide_up(a->outer * axis[0].pooled * w->chunks * w->blocks_wide, 8));
+}
+
+static bool has_dense_gradients(const onepass_box_args *a) {
+  int64_t elements = 1;
+  for (int k = 2; k >= 0; k--) {
+    if (a->axis[k].length > 1 && a->axis[k].step[ONEPASS_BOX_DX] != elements) return false;
+    elements *= a->axis[k].length;
+  }
+  return a->inner == 1;
+}
+
+static void expect_returns(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const int64_t vec = 16 * 8 / types[t->of.type].bits;
+  const int64_t elements = a->axis[0].length * a->axis[1].length * a->axis[2].length;
+  BOX(t->of.pool.op == ONEPASS_AVG_POOL && t->of.pool.direction == ONEPASS_BACKWARD);
+  BOX(has_dense_gradients(a) && !a->many_terms);
+  BOX(a->packs == divide_up(elements, vec) && divides(a->by_packs, a->packs));
+  BOX(a->outer * a->packs <= 1 << 30 && l->grid == divide_up(a->outer * a->packs, 256));
+  for (int k = 0; k < 3; k++) BOX(divides(a->axis[k].by_count, a->axis[k].length));
+  BOX(a->walk.even == l->aligned && !(l->aligned && t->any_address));
+  BOX(!l->aligned ||
+      (elements % vec == 0 && (a->outer == 1 || a->outer_step[ONEPASS_BOX_DX] % vec == 0)));
+}
+
+/* Tiles lie side by side in memory and make up planes; outputs as many apart as there are classes have no element in
+ * common. */
+static void expect_drops(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const onepass_box_drops *d = &a->drops;
+  const int64_t vec = 16 * 8 / types[t->of.type].bits, sums = t->of.type == F64 ? 8 : 4;
+  int64_t elements = 1, size = 1, tiles = 1;
+  BOX(t->of.pool.op == ONEPASS_MAX_POOL && t->of.pool.direction == ONEPASS_BACKWARD);
+  BOX(has_dense_gradients(a));
+  for (int k = 2; k >= 0; k--) {
+    const onepass_box_axis *axis = &a->axis[k];
+    BOX(d->tile[k] == 1 || tiles == 1); /* the faster axes are whole */
+    BOX(d->tiles[k] == divide_up(axis->length, d->tile[k]));
+    BOX(d->classes[k] >= 1 && d->classes[k] <= 32);
+    for (int64_t o = 0; o + d->classes[k] < axis->pooled && o < 70; o++) {
+      const int64_t next = o + d->classes[k];
+      if (a->adaptive) {
+        BOX(divide_up((o + 1) * axis->length, axis->pooled) <= next * axis->length / axis->pooled);
+      } else {
+        BOX(o * axis->stride + axis->extent <= next * axis->stride);
+      }
+    }
+    BOX(divides(axis->by_count, axis->length));
+    elements *= axis->length;
+    size *= d->tile[k];
+    tiles *= d->tiles[k];
+  }
+  BOX(d->planes == 1 || (tiles == 1 && a->outer_step[ONEPASS_BOX_DX] == elements));
+  BOX(d->planes >= 1 && (int64_t)l->shared == d->planes * size * sums);
+  BOX(l->grid == divide_up(a->outer, d->planes) * tiles);
+  BOX(a->walk.even == l->aligned && !(l->aligned && t->any_address));
+  BOX(!l->aligned || (elements % vec == 0 && (tiles == 1 || a->axis[2].length % vec == 0) &&
+                      (d->tiles[2] == 1 || d->tile[2] % vec == 0)));
+}
+
 static void expect_box_launch(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
@@ -461,6 +547,12 @@ static void expect_box_launch(const box_trial *t) {
   } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0 ||
              strncmp(l->name, "steps_", 6) == 0) {
     expect_walks(t);
+  } else if (strncmp(l->name, "bands_", 6) == 0) {
+    expect_bands(t);
+  } else if (strcmp(l->name, "returns_avg") == 0) {
+    expect_returns(t);
+  } else if (strcmp(l->name, "drops_max") == 0) {
+    expect_drops(t);
   } else if (strncmp(l->name, "teams_", 6) == 0 && strstr(l->name, "_channels")) {
     expect_channel_teams(t);
   } else {
@@ -554,12 +646,19 @@ static void test_known_boxes_have_known_kernels(void) {
            .stride = SAME(s),               \
            .padding = SAME(pad),            \
            .dilation = SAME(d)}
+#define BACKWARD .pool.direction = ONEPASS_BACKWARD
   static const struct {
     box_case of;
     const char *name;
   } known[] = {
-      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}},
-       "steps_avg_0_0"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}}, "bands_avg"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 7, 7, 0, 1), .shape = {16, 64, 512, 512}}, "bands_max"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 7, 7, 0, 0), .shape = {16, 64, 56, 56}}, "steps_avg_0_0"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 3, 2, 1, 0), .shape = {64, 64, 112, 112}, BACKWARD},
+       "returns_avg"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {64, 64, 112, 112}, .indices = true,
+        BACKWARD},
+       "drops_max"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "slides_max_4"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "walks_max_1_8_1_3"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}},
