@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every CUDA kernel, with cuda_kernels and cuda_pools, under compute-sanitizer's tools:
+# Runs every CUDA kernel, with cuda_kernels, cuda_cells and cuda_pools, under compute-sanitizer's tools:
 #
 #   memcheck   reads and writes outside of memory, and memory that is not freed
 #   racecheck  threads of a block that touch shared memory without waiting for each other
@@ -8,14 +8,15 @@
 #
 #   scripts/sanitize_cuda.sh [TOOL...]
 #
-# BUILD (build/release) has the tests; TYPES ("f32 f64 f16 bf16") are the element types to run. Logs are
-# in BUILD/sanitize. One line a tool sums up what it found; exits 1 if any found something, and 77 with
+# BUILD (build/release) has the tests; TYPES ("f32 f64 f16 bf16") are the element types to run, TRIALS (60) how many
+# random norms of channels cuda_cells draws. Logs are in BUILD/sanitize. One line a tool sums up what it found; exits 1 if any found something, and 77 with
 # the reason where there is no compute-sanitizer or no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build/release}
 types=${TYPES:-f32 f64 f16 bf16}
-programs=("$build/tests/cuda_kernels" "$build/tests/cuda_pools")
+programs=("$build/tests/cuda_kernels" "$build/tests/cuda_cells" "$build/tests/cuda_pools")
+export ONEPASS_TEST_TRIALS=${TRIALS:-60}
 logs=$build/sanitize
 
 skip() {
