@@ -146,7 +146,8 @@ KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
 
 KERNELS_OF(moments, true)
 KERNEL_AT(WIDE_MOST_THREADS, 1, moments_wide_forward, (wide_forward<element, true>(args)))
-KERNEL_AT(256, 4, moments_apply_forward_rows, (passes_forward_rows<element>(args)))
+KERNEL_AT(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
+          (passes_forward_rows<element>(args)))
 KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))
 KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
 KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
