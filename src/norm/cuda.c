@@ -225,8 +225,6 @@ onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel as
   onepass_norm_cuda *ways = &plan->cuda.norm;
   const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
   p->one_over_n = 1 / (double)p->elements.count;
-  /* Nothing has a length, but no mean. */
-  if (p->elements.count == 0 && p->op->denominator == ONEPASS_BY_LENGTH) p->one_over_n = 0;
   for (int i = 0; i < ONEPASS_NORM_ALIGNMENTS; i++) {
     onepass_norm_way *way = &ways->ways[i];
     bool possible = onepass_norm_choose_cuda(p, &plan->layouts, device, asked, i, &way->launch);
