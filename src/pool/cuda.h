@@ -50,7 +50,10 @@ typedef struct onepass_box_axis {
 } onepass_box_axis;
 
 /* Walks: along the first of the three axes, `chunk` of its outputs a thread. A block has `lanes` neighbours along the
- * last axis, of several rows. */
+ * last axis, of several rows.
+ *
+ * Bands: `chunks` strips of `chunk` outputs side by side; a warp makes `lanes` rows of outputs, of which there are
+ * `blocks_wide` such groups, and asks for `ring` rows of inputs at a time. Returns and drops: `even`, of dx. */
 typedef struct onepass_box_walk {
   int32_t lanes; /* a power of two */
   int32_t chunk;

@@ -21,12 +21,12 @@ enum {
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
   BANDS_BLOCK = 256,
-  BAND_WALK = 8,         /* rows of outputs that a warp makes, if there are enough of them */
-  BAND_MOST_AT_ONCE = 4, /* rows, that a warp asks for */
-  BAND_ROWS = 64,        /* of a window, at most */
-  FEWEST_OF_BAND = 16,   /* elements of a window, so that bands beat walks */
-  DROPS_BYTES = 49152,   /* of a tile of gradients */
-  PLANES_AT_ONCE = 4     /* at most, that a walk asks for before it looks at the first */
+  BAND_WALK = 8,          /* rows of outputs that a warp makes, if there are enough of them */
+  BAND_ROWS = 4,          /* that a warp asks for at a time, at most, as in cuda_bands.cuh */
+  MOST_ROWS_OF_BAND = 64, /* of a window */
+  FEWEST_OF_BAND = 16,    /* elements of a window, so that bands beat walks */
+  DROPS_BYTES = 49152,    /* of a tile of gradients */
+  PLANES_AT_ONCE = 4      /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -433,9 +433,9 @@ static int64_t strip_columns(const onepass_box_axis *along, int64_t outputs, int
 
 /* Rows of a window that are asked for at a time: about as many in each turn. Measured: of eleven, three. */
 static int32_t rows_at_once(int64_t rows) {
-  if (rows <= 2 * BAND_MOST_AT_ONCE || rows % BAND_MOST_AT_ONCE == 0)
-    return (int32_t)onepass_divide_up(rows, onepass_divide_up(rows, BAND_MOST_AT_ONCE));
-  return BAND_MOST_AT_ONCE - 1;
+  if (rows <= 2 * BAND_ROWS || rows % BAND_ROWS == 0)
+    return (int32_t)onepass_divide_up(rows, onepass_divide_up(rows, BAND_ROWS));
+  return BAND_ROWS - 1;
 }
 
 /* Windows that hardly share rows and have some elements each. */
@@ -461,7 +461,7 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
     rows *= (double)axis[a].kernel;
     read *= (double)axis[a].extent / (double)axis[a].stride;
   }
-  if (rows > BAND_ROWS || read > most_read || rows * (double)along->kernel < FEWEST_OF_BAND)
+  if (rows > MOST_ROWS_OF_BAND || read > most_read || rows * (double)along->kernel < FEWEST_OF_BAND)
     return false;
   int64_t most = 1;
   while (strip_columns(along, most + 1, vec) <= columns && most < along->pooled) most++;
