@@ -20,6 +20,7 @@ typedef struct pool_case {
   enum layout layout;
   int shift; /* elements from a 64-byte boundary to the first one of every tensor */
   bool indices, nans, ties;
+  bool stray; /* backward: some indices are not in their windows, or nowhere */
 } pool_case;
 
 static long runs[2][3][ONEPASS_CUDA_KERNEL_COUNT];
@@ -64,7 +65,7 @@ static const pool_case known[] = {
     {.pool = MAX(3, 3, 2, 1, 3), .shape = {1, 2, 20, 41, 64}, .indices = true, .nans = true},
     {.pool = AVG(3, 3, 2, 1), .shape = {1, 2, 40, 37, 128}},
     {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 5, 112, 112}, .indices = true},
-    {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 40, 56, 56}},
+    {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 40, 56, 56}, .stray = true},
     {.pool = MAX(2, 3, 2, 1, 1), .shape = {3, 5, 55, 55}, .indices = true, .nans = true},
     {.pool = MAX(2, 2, 2, 1, 2), .shape = {4, 33, 1, 64}}, /* windows of nothing but padding */
     {.pool = AVG(2, 2, 2, 0), .shape = {4, 33, 28, 28}},
@@ -223,7 +224,8 @@ static bool any_case(pool_case *c) {
                    .shift = pick(0, 1) ? 0 : (int)pick(1, 7),
                    .nans = pick(0, 4) == 0,
                    .ties = pick(0, 2) == 0,
-                   .indices = pick(0, 1)};
+                   .indices = pick(0, 1),
+                   .stray = pick(0, 3) == 0};
   pool->op = (onepass_pool_op)pick(0, 2);
   pool->spatial = (int32_t)pick(1, 3);
   pool->adaptive = pool->op != ONEPASS_LP_POOL && pick(0, 3) == 0;
@@ -398,7 +400,12 @@ static void make_trial(trial *t) {
   array *gradient = array_new(ONEPASS_F64, ndim, t->of.shape);
   fill(t, dy, false);
   array_copy_values(y, made);
-  for (int64_t i = 0; i < places->count && max; i++) *index_of(indices, i) = *index_of(places, i);
+  int64_t plane = 1;
+  for (int a = 0; a < t->of.pool.spatial; a++) plane *= t->of.shape[2 + a];
+  for (int64_t i = 0; i < places->count && max; i++) {
+    const bool strays = t->of.stray && pick(0, 3) == 0;
+    *index_of(indices, i) = strays ? pick(-2, plane + 1) : *index_of(places, i);
+  }
   expect_reference(t, &t->of.pool,
                    (onepass_tensors){.x = lp ? &x->tensor : NULL,
                                      .y = lp ? &y->tensor : NULL,
