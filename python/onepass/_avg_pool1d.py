@@ -13,6 +13,7 @@ from ._torch import (
     DIRECT_WITH_GRAD,
     ERRORS,
     OPERATOR,
+    SMALL,
     NotCovered,
     below_autograd,
     define,
@@ -43,9 +44,18 @@ def avg_pool1d(
     if is_compiling():
         way = OPERATOR
     else:
-        # On a CPU recording in Python costs no more than what PyTorch does before it pools.
-        kind = _native.kind_or_small if getattr(input, "is_cuda", False) else _native.kind
-        way = kind(input) or way_of_watched(input)
+        way = _native.kind_or_small_on_gpu(input) or way_of_watched(input)
+        if way == SMALL:
+            input = input.contiguous()  # PyTorch's gradient of others is not always right
+            # Lines are rows as well, and as such need no axis put in and taken out again, which would be
+            # two more nodes of the graph.
+            try:
+                if input.dim() == 3:
+                    return torch._C._nn.avg_pool2d(
+                        input, (1, _length(kernel_size)), None if stride is None else (1, _length(stride)),
+                        (0, _length(padding)), ceil_mode, count_include_pad)
+            except ERRORS:  # what avg_pool1d has to say of it is said below
+                pass
     if way == DIRECT:
         output = _native.avg_pool1d(
             input, kernel_size, stride, padding, ceil_mode, count_include_pad)
@@ -74,9 +84,11 @@ def avg_pool1d(
 
 def _length(given: Length) -> int:
     """The one number in an argument, or -1 if it is for PyTorch to say what is wrong with it."""
-    if isinstance(given, (tuple, list)) and len(given) == 1:
-        given = given[0]
-    return given if isinstance(given, int) else -1
+    if isinstance(given, int):
+        return given
+    if isinstance(given, (tuple, list)) and len(given) == 1 and isinstance(given[0], int):
+        return given[0]
+    return -1
 
 
 def _covers(input: Tensor, window: Window) -> bool:

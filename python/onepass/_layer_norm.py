@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from . import _native
 from ._activations import activate, activation_code
-from ._norm_operator import LAYER, Norm, dense, fit
+from ._norm_operator import LAYER, NOTHING, Norm, dense, fit
 from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
@@ -50,8 +50,12 @@ def layer_norm(
     if is_compiling():
         way = OPERATOR
     else:
-        way = (_native.kind_or_small(input, weight, bias)
-               or way_of_watched(input, weight, bias))
+        way = _native.kind_or_small(input, weight, bias) or way_of_watched(input, weight, bias)
+        if way == SMALL:  # first, as it is all that such a call costs
+            try:
+                return torch.layer_norm(input, normalized_shape, weight, bias, eps)
+            except ERRORS as error:
+                raise _explain(error, input, normalized_shape, weight, bias, eps) from None
         if way & DIRECT and input.is_cuda:
             if torch.is_autocast_enabled():
                 input, weight, bias = to_float32(input), to_float32(weight), to_float32(bias)
@@ -68,12 +72,21 @@ def layer_norm(
     elif way == OPERATOR and eps >= 0 and _covers(input, normalized_shape, weight, bias):
         return _operator(input, normalized_shape, weight, bias, eps)[0]
     try:
-        if way == SMALL:
-            return torch.layer_norm(input, normalized_shape, weight, bias, eps)
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     except ERRORS as error:
-        raise explain(error, "layer_norm", input=input, normalized_shape=normalized_shape,
-                      weight=weight, bias=bias, eps=eps) from None
+        raise _explain(error, input, normalized_shape, weight, bias, eps) from None
+
+
+def _explain(
+    error: Exception,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    eps: float,
+) -> Exception:
+    return explain(error, "layer_norm", input=input, normalized_shape=normalized_shape, weight=weight,
+                   bias=bias, eps=eps)
 
 
 def add_layer_norm(
@@ -111,7 +124,7 @@ def _call_fused(
     code = activation_code(activation)
     if isinstance(normalized_shape, int):  # an error; not an axis
         return None
-    return _FUSED((LAYER, normalized_shape, 0, 0, eps, False, False, 0.0, code), False, input, residual,
+    return _FUSED((LAYER, normalized_shape, 0, 0, eps, False, False, 0.0, code), NOTHING, input, residual,
                   weight, bias)
 
 

@@ -56,24 +56,50 @@ static PyObject *kind(PyObject *module, PyObject *tensors) {
   return PyErr_Occurred() ? NULL : PyLong_FromLong(kind);
 }
 
+/* How many elements a tensor has, or -1, and whether they are on a GPU. */
+static int64_t count_elements(const State *state, PyObject *tensor, int *is_cuda) {
+  if (!state->exchange) {
+    *is_cuda = take_truth(PyObject_GetAttr(tensor, state->name_is_cuda)) == 1;
+    return take_integer(call_method(tensor, state->name_numel));
+  }
+  onepass_tensor view;
+  if (state->exchange->view(tensor, &view) != 0) {
+    PyErr_Clear();
+    return -1;
+  }
+  *is_cuda = view.device.type == ONEPASS_CUDA;
+  int64_t elements = 1;
+  for (int i = 0; i < view.ndim; i++) elements *= view.shape[i];
+  return elements;
+}
+
 /* A gradient of ours is recorded in Python, which takes some microseconds more than in C++. On a small
  * tensor nothing makes up for them, so it is left to PyTorch, whoever is watching. */
-static int is_small(const State *state, PyObject *tensors) {
+static int is_small(const State *state, PyObject *tensors, int64_t on_cpu, int64_t on_cuda) {
   PyObject *input = PyTuple_Size(tensors) > 0 ? PyTuple_GetItem(tensors, 0) : Py_None;
   const PyObject *type = (PyObject *)Py_TYPE(input);
-  if ((type != state->tensor_type && type != state->parameter_type) || !needs_grad(state, tensors))
-    return 0;
-  const int64_t limit = take_truth(PyObject_GetAttr(input, state->name_is_cuda)) == 1
-                            ? state->small_on_cuda
-                            : state->small_on_cpu;
-  return take_integer(call_method(input, state->name_numel)) <= limit;
+  if (type != state->tensor_type && type != state->parameter_type) return 0;
+  int is_cuda = 0;
+  const int64_t elements = count_elements(state, input, &is_cuda);
+  return elements >= 0 && elements <= (is_cuda ? on_cuda : on_cpu) && needs_grad(state, tensors);
 }
 
 PyDoc_STRVAR(kind_or_small_doc,
              "kind_or_small(*tensors)\n\nSMALL if a gradient is needed and the first tensor is so "
              "small that PyTorch does it sooner; or else kind(*tensors).");
 static PyObject *kind_or_small(PyObject *module, PyObject *tensors) {
-  const int small = is_small(PyModule_GetState(module), tensors);
+  const State *state = PyModule_GetState(module);
+  const int small = is_small(state, tensors, state->small_on_cpu, state->small_on_cuda);
+  if (PyErr_Occurred()) return NULL;
+  return small ? PyLong_FromLong(SMALL) : kind(module, tensors);
+}
+
+PyDoc_STRVAR(kind_or_small_on_gpu_doc,
+             "kind_or_small_on_gpu(*tensors)\n\nThe same, where no tensor of the CPU is small: of "
+             "operators of which PyTorch does more there, before it begins, than recording takes.");
+static PyObject *kind_or_small_on_gpu(PyObject *module, PyObject *tensors) {
+  const State *state = PyModule_GetState(module);
+  const int small = is_small(state, tensors, -1, state->small_on_cuda);
   if (PyErr_Occurred()) return NULL;
   return small ? PyLong_FromLong(SMALL) : kind(module, tensors);
 }
@@ -136,6 +162,7 @@ static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, setup_doc},
     {"kind", kind, METH_VARARGS, kind_doc},
     {"kind_or_small", kind_or_small, METH_VARARGS, kind_or_small_doc},
+    {"kind_or_small_on_gpu", kind_or_small_on_gpu, METH_VARARGS, kind_or_small_on_gpu_doc},
     {"set_small", set_small, METH_VARARGS, set_small_doc},
     {"covers_cuda", covers_cuda, METH_O, covers_cuda_doc},
     {NULL, NULL, 0, NULL},

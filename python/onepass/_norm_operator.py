@@ -33,8 +33,8 @@ from ._torch import (
 )
 
 __all__ = [
-    "BATCH", "GROUP", "L1", "L2", "LAYER", "RMS", "Description", "Norm", "by_length", "dense", "fit",
-    "rms_norm_by_torch",
+    "ANYTHING", "BATCH", "GROUP", "L1", "L2", "LAYER", "NOTHING", "ON_GPU", "RMS", "Description", "Norm",
+    "by_length", "dense", "fit", "rms_norm_by_torch",
 ]
 
 # onepass_norm_op
@@ -291,6 +291,11 @@ _FIELDS = ("int axis, int axes, SymInt groups, float eps, bool clamp, bool use_r
            " int activation")
 
 
+# What may be left to PyTorch because it is small: nothing, anything, or what is on a GPU.
+NOTHING, ANYTHING, ON_GPU = range(3)
+_KINDS = (_native.kind, _native.kind_or_small, _native.kind_or_small_on_gpu)
+
+
 class Norm:
     """One operator of the family, called with a description: (output, sum with the residual or None, ...);
     None if the library does not cover the call; () if it may be small and is: then PyTorch's is quicker.
@@ -312,7 +317,7 @@ class Norm:
     def __call__(
         self,
         description: Description,
-        may_be_small: bool,
+        small: int,
         input: Tensor,
         residual: Optional[Tensor],
         weight: Optional[Tensor],
@@ -323,8 +328,7 @@ class Norm:
         if is_compiling():
             way = OPERATOR
         else:
-            kind = _native.kind_or_small if may_be_small else _native.kind
-            way = (kind(input, residual, weight, bias, running_mean, running_var)
+            way = (_KINDS[small](input, residual, weight, bias, running_mean, running_var)
                    or way_of_watched(input, residual, weight, bias, running_mean, running_var))
             if way & DIRECT and input.is_cuda:
                 if self.casts and torch.is_autocast_enabled():

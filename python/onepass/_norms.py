@@ -11,8 +11,20 @@ import torch
 from torch import Tensor
 
 from ._activations import activate, activation_code
-from ._norm_operator import BATCH, GROUP, L1, L2, RMS, Norm, by_length, rms_norm_by_torch
-from ._torch import ERRORS, explain, is_compiling, mark_as_changed
+from ._norm_operator import (
+    ANYTHING,
+    BATCH,
+    GROUP,
+    L1,
+    L2,
+    NOTHING,
+    ON_GPU,
+    RMS,
+    Norm,
+    by_length,
+    rms_norm_by_torch,
+)
+from ._torch import ERRORS, explain, has_kernel, is_compiling, mark_as_changed
 
 __all__ = [
     "add_rms_norm", "batch_norm", "frobenius_norm", "group_norm", "instance_norm", "l2_norm", "normalize",
@@ -42,8 +54,8 @@ def group_norm(
     code = activation_code(activation)
     done = None
     if num_groups != -1:
-        done = _GROUP_NORM((GROUP, 0, 0, num_groups, eps, False, False, 0.0, code), not code, input, None,
-                           weight, bias)
+        done = _GROUP_NORM((GROUP, 0, 0, num_groups, eps, False, False, 0.0, code),
+                           NOTHING if code else ANYTHING, input, None, weight, bias)
         if done:
             return done[0]
     if code:
@@ -77,8 +89,8 @@ def batch_norm(
 ) -> Tensor:
     """torch.nn.functional.batch_norm, and then the activation."""
     code = activation_code(activation)
-    done = _BATCH_NORM((BATCH, 0, 0, 0, eps, False, not training, momentum, code), not code, input, None,
-                       weight, bias, running_mean, running_var)
+    done = _BATCH_NORM((BATCH, 0, 0, 0, eps, False, not training, momentum, code),
+                       NOTHING if code else ANYTHING, input, None, weight, bias, running_mean, running_var)
     if done:
         return done[0]
     if code:
@@ -106,7 +118,7 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """torch.nn.functional.instance_norm."""
-    done = _INSTANCE_NORM((GROUP, 0, 0, -1, eps, False, not use_input_stats, momentum, 0), False, input,
+    done = _INSTANCE_NORM((GROUP, 0, 0, -1, eps, False, not use_input_stats, momentum, 0), NOTHING, input,
                           None, weight, bias, running_mean, running_var)
     if done is not None:
         if running_mean is not None and use_input_stats and not is_compiling():
@@ -159,6 +171,8 @@ def _eps_of_halves() -> Optional[float]:
 
 
 _EPS_OF_HALVES = _eps_of_halves()
+# Of its own on a GPU; without one PyTorch makes rms_norm of four other operators.
+_HAS_KERNEL = has_kernel("_fused_rms_norm", "CUDA")
 _EPS_OF_FLOAT, _EPS_OF_DOUBLE = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -188,12 +202,14 @@ def rms_norm(
         done = _call_rms_norm(input, None, normalized_shape, weight, eps, code)
     elif normalized_shape and tuple(input.shape[dim:][:len(normalized_shape)]) == tuple(normalized_shape):
         done = _RMS_NORM((RMS, dim, len(normalized_shape), 0, _default_eps(input) if eps is None else eps,
-                          False, False, 0.0, code), False, input, None, weight, None)
-    if done is not None:
+                          False, False, 0.0, code), NOTHING, input, None, weight, None)
+    if done:
         return done[0]
     if code:
         return activate(rms_norm(input, normalized_shape, weight, eps, dim=dim), activation)
     try:
+        if done is not None:  # small
+            return torch.rms_norm(input, normalized_shape, weight, eps)
         return _rms_norm_of_torch(input, normalized_shape, weight, eps, dim)
     except ERRORS as error:
         raise explain(error, "rms_norm", input=input, normalized_shape=normalized_shape, weight=weight,
@@ -230,8 +246,9 @@ def _call_rms_norm(
 ) -> Optional[Tuple[Optional[Tensor], ...]]:
     if isinstance(normalized_shape, int):  # an error; not an axis
         return None
+    small = ON_GPU if _HAS_KERNEL and residual is None and not code else NOTHING
     return _RMS_NORM((RMS, normalized_shape, 0, 0, _default_eps(input) if eps is None else eps, False,
-                      False, 0.0, code), False, input, residual, weight, None)
+                      False, 0.0, code), small, input, residual, weight, None)
 
 
 # ---- By length ----------------------------------------------------------------------------------
@@ -254,7 +271,7 @@ def _first_and_count(dim: Dim) -> Tuple[int, int]:
 def l2_norm(input: Tensor, dim: Dim = 1, eps: float = 0.0) -> Tensor:
     """input / (sqrt(sum of input^2 over dim) + eps)."""
     axis, axes = _first_and_count(dim)
-    done = _L2_NORM((L2, axis, axes, 0, eps, False, False, 0.0, 0), False, input, None, None, None)
+    done = _L2_NORM((L2, axis, axes, 0, eps, False, False, 0.0, 0), NOTHING, input, None, None, None)
     if done is not None:
         return done[0]
     try:
@@ -266,7 +283,7 @@ def l2_norm(input: Tensor, dim: Dim = 1, eps: float = 0.0) -> Tensor:
 def frobenius_norm(input: Tensor) -> Tensor:
     """input / sqrt(sum of all input^2)."""
     if isinstance(input, Tensor) and input.dim() > 0:
-        done = _L2_NORM((L2, 0, input.dim(), 0, 0.0, False, False, 0.0, 0), False, input, None, None, None)
+        done = _L2_NORM((L2, 0, input.dim(), 0, 0.0, False, False, 0.0, 0), NOTHING, input, None, None, None)
         if done is not None:
             return done[0]
     try:
@@ -286,7 +303,7 @@ def normalize(
     if out is None and isinstance(p, (int, float)) and (p == 1 or p == 2) and isinstance(eps, (int, float)):
         axis, axes = _first_and_count(dim)
         norm = _L2_NORM if p == 2 else _L1_NORMALIZE
-        done = norm((norm.op, axis, axes, 0, eps, True, False, 0.0, 0), False, input, None, None, None)
+        done = norm((norm.op, axis, axes, 0, eps, True, False, 0.0, 0), NOTHING, input, None, None, None)
         if done is not None:
             return done[0]
     try:

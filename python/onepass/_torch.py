@@ -24,8 +24,8 @@ from . import _native
 __all__ = [
     "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "OPERATOR", "PYTORCH", "SMALL",
     "NotCovered", "below_autograd", "casts_under_autocast", "define", "differentiate", "explain",
-    "has_known_type", "is_channels_last", "is_compiling", "mark_as_changed", "quick_apply", "to_float32",
-    "way_back", "way_of_watched",
+    "has_kernel", "has_known_type", "is_channels_last", "is_compiling", "mark_as_changed", "quick_apply",
+    "to_float32", "way_back", "way_of_watched",
 ]
 
 # As _native.kind() has them, and then what it does not tell apart.
@@ -163,12 +163,17 @@ def quick_apply(function: Type[Function]) -> Callable[..., Any]:
 # ---- Autocast and version counters --------------------------------------------------------------
 
 
-def casts_under_autocast(name: str) -> bool:
-    """Whether autocast on CUDA makes all arguments of PyTorch's operator float32, in this version."""
+def has_kernel(name: str, key: str) -> bool:
+    """Whether this PyTorch has an operator of that name, with a kernel under that dispatch key."""
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
     except RuntimeError:  # there is no such operator
         return False
+
+
+def casts_under_autocast(name: str) -> bool:
+    """Whether autocast on CUDA makes all arguments of PyTorch's operator float32, in this version."""
+    return has_kernel(name, "AutocastCUDA")
 
 
 def to_float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
