@@ -9,6 +9,7 @@ the exit status 1. See gpu_timing.py for how times are taken.
     bench/compare.py --points 'layer_norm.*4095' --dtype f32 --dir bwd
     bench/compare.py --random 300 --seed 1 --random-only --json random.json
     bench/compare.py --family --json family.json
+    bench/compare.py --against eager,compile,package
     bench/compare.py --render h200.json random.json --markdown h200.md --plot h200.png
 
 torch.compile compiles each of the fixed points for its own shape, and those of --random once for
@@ -30,6 +31,7 @@ import report
 from cases import DIRECTIONS, Point, fixed_points, random_points
 
 PEERS = ("eager", "compile", "liger")
+PACKAGE = "package"  # onepass once more, through the Python package and, backward, autograd
 
 
 def parse_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -42,7 +44,7 @@ def parse_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespa
     chosen.add_argument("--dtype", choices=("f32", "bf16"), help="only this type")
     chosen.add_argument("--dir", choices=DIRECTIONS, help="only this direction")
     chosen.add_argument("--against", type=lambda text: text.split(","), default=list(PEERS),
-                        metavar="PEERS", help="default: eager,compile,liger")
+                        metavar="PEERS", help="default: eager,compile,liger; package: onepass by Python")
     chosen.add_argument("--random", type=int, default=0, metavar="N",
                         help="also this many random shapes")
     chosen.add_argument("--random-only", action="store_true", help="no fixed points")
@@ -61,8 +63,8 @@ def parse_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespa
     output.add_argument("--render", type=Path, nargs="+", metavar="JSON",
                         help="measure nothing: take the points of these files")
     options = parser.parse_args(arguments)
-    if not set(options.against) <= set(PEERS):
-        parser.error(f"--against takes some of {','.join(PEERS)}")
+    if not set(options.against) <= {*PEERS, PACKAGE}:
+        parser.error(f"--against takes some of {','.join((*PEERS, PACKAGE))}")
     if options.random < 0:
         parser.error("--random is not negative")
     return options
@@ -165,7 +167,7 @@ def merged(paths: Sequence[Path]) -> Dict[str, Any]:
 def main() -> int:
     options = parse_options()
     run = report.mend_copies(merged(options.render) if options.render else measure_all(options))
-    for line in report.random_summary(run):
+    for line in [*report.random_summary(run), *report.package_summary(run)]:
         print(line)
     write_json(options.json, run)
     if options.markdown:

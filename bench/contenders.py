@@ -11,7 +11,8 @@ from cases import Case, Point
 from onepass_torch import EPS, Call, Tensors
 from operands import DTYPES, Function, forward_tensors, gradients, random_inputs, torch_function
 
-__all__ = ["Compiler", "Operands", "calls_of", "copy_calls", "eager_calls", "liger_function"]
+__all__ = ["Compiler", "Operands", "calls_of", "copy_calls", "eager_calls", "liger_function",
+           "package_function"]
 
 # What torch.compile sees first, and tunes for, when it compiles for any shape.
 HINT = {"l1_norm": (2000, 2000), "layer_norm": (2000, 2000), "avg_pool1d": (1, 2000, 2000)}
@@ -58,6 +59,17 @@ def copy_calls(byte_count: int, count: int) -> List[Call]:
         source = torch.randn(half // 4, device="cuda")
         calls.append(partial(torch.empty_like(source).copy_, source))
     return calls
+
+
+def package_function(case: Case) -> Function:
+    """onepass as users of its Python package call it; modules call the same."""
+    from onepass import functional  # which nothing else here needs
+
+    if case.op == "l1_norm":
+        return partial(functional.l1_norm, dim=case.axis)
+    if case.op == "layer_norm":
+        return lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias, EPS)
+    return lambda x: functional.avg_pool1d(x, case.kernel, case.stride, case.padding)
 
 
 class Compiler:

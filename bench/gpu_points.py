@@ -17,6 +17,7 @@ from contenders import (
     copy_calls,
     eager_calls,
     liger_function,
+    package_function,
 )
 from family import Problem, measure
 from gpu_timing import (
@@ -172,7 +173,8 @@ class Bench:
         compiled = self.compiler.for_any_shape if drawn else self.compiler.for_this_shape
         every: Dict[str, Callable[[Sequence[Operands]], List[Call]]] = {
             "eager": lambda operands: eager_calls(point, operands),
-            "compile": lambda operands: calls_of(compiled(point), point.direction, operands)}
+            "compile": lambda operands: calls_of(compiled(point), point.direction, operands),
+            "package": lambda operands: calls_of(package_function(point.case), point.direction, operands)}
         if self.liger and point.case.op == "layer_norm" and not drawn:
             liger = self.liger
             every["liger"] = lambda operands: calls_of(liger, point.direction, operands)

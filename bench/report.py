@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-__all__ = ["HEADER", "draw", "markdown", "mend_copies", "random_summary", "text_line"]
+__all__ = ["HEADER", "draw", "markdown", "mend_copies", "package_summary", "random_summary", "text_line"]
 
 PEERS = {"eager": "eager", "compile": "torch.compile", "liger": "Liger"}
 NEVER_SLOWER = ("eager", "compile")  # than these, beyond the noise
@@ -113,6 +113,20 @@ def text_line(line: Line) -> str:
 def worst(lines: Sequence[Line], peer: str, count: int = 10) -> List[Line]:
     measured = [line for line in lines if peer in line["us"]]
     return sorted(measured, key=lambda line: ratio(line, peer) or 0.0)[:count]
+
+
+def package_summary(run: Run) -> List[str]:
+    """What the fixed points reach through the Python package, if that was measured."""
+    lines = [line for line in select(run, "fixed") if "package" in line["us"]]
+    made = [f"{'through the Python package':<40}{'dtype':<6}{'dir':<4}{'us':>11}{'of_copy':>9}{'target':>8}"
+            f"{'eager':>8}{'compile':>9}"]
+    for line in lines:
+        us = line["us"]
+        eager, compiled = (times(us[peer] / us["package"] if peer in us else None) for peer in NEVER_SLOWER)
+        made.append(f"{line['op'] + ' ' + line['label']:<40}{line['dtype']:<6}{line['dir']:<4}"
+                    f"{us['package']:>11.2f}{copy_us(line) / us['package']:>9.3f}{target(line):>8.2f}"
+                    f"{eager:>8}{compiled:>9}")
+    return made if lines else []
 
 
 def random_summary(run: Run) -> List[str]:
