@@ -79,12 +79,15 @@ __device__ inline void strided_forward(const norm_args &a) {
         found = row_moments<C>(sum_block(at.template deviations<FUSED>(about), of_deviations),
                                about, 1 / (C)n);
       }
-      const double mean = n ? (double)found.about + (double)found.more : nan("");
+      double mean = (double)found.about + (double)found.more;
       scale = scale_by_moments<C>(mean, found.squares, a);
+      if (n == 0) { /* nothing has a length of 0, but no mean */
+        mean = nan("");
+        scale.scale = a.denominator == ONEPASS_BY_LENGTH ? scale_of_squares((C)0, a) : (C)mean;
+      }
       if (threadIdx.x == 0) {
         if (a.at.mean) *any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = (C)mean;
-        if (a.at.rstd)
-          *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = n ? scale.scale : (C)mean;
+        if (a.at.rstd) *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
       }
     } else {
       plain_sums<C, 1> mine;

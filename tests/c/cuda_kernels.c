@@ -120,6 +120,47 @@ static void expect_pools_right(onepass_dtype dtype) {
   }
 }
 
+/* No elements are no work, with every kernel that takes them; no rows still make a dweight of zeros.
+ */
+static void expect_empty_is_fine(enum kind kind, onepass_dtype dtype, const int64_t *shape,
+                                 int axis) {
+  call *host = call_new(kind, dtype, 3, shape, axis);
+  call *reference = call_reference(host);
+  gpu_call *g = gpu_call_new(host);
+  const int rows_are_empty = host->role[MEAN] && host->role[MEAN]->count;
+  for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
+    onepass_plan *plan = gpu_plan(g, kernel);
+    if (plan == NULL) continue;
+    gpu_workspace workspace = gpu_workspace_new(plan);
+    gpu_upload(g, host);
+    EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
+    EXPECT(gpu_download(g, host), "%s: wrote to an input", gpu_label_of(g).text);
+    EXPECT(call_guards_hold(host), "%s: wrote outside an output", gpu_label_of(g).text);
+    /* The statistics of nothing are whatever they are. */
+    EXPECT(rows_are_empty || call_distance(host, reference) <= 1, "%s: wrong",
+           gpu_label_of(g).text);
+    gpu_workspace_free(&workspace);
+    onepass_plan_destroy(plan);
+  }
+  EXPECT(!kind_has_helper(g->call.kind) || call_helper(&g->call) == ONEPASS_OK, "%s: %s",
+         gpu_label_of(g).text, onepass_last_message());
+  gpu_call_free(g);
+  call_free(reference);
+  call_free(host);
+}
+
+static void expect_empty_tensors_right(onepass_dtype dtype) {
+  const int64_t shapes[][3] = {{0, 3, 9}, {4, 0, 9}, {0, 0, 9}, {4, 3, 0}, {0, 3, 0}, {4, 0, 0}};
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    for (int k = 0; k < KINDS; k++) {
+      for (int axis = -3; axis < 0; axis++) {
+        if (k >= POOL_FORWARD && (axis != -1 || shapes[s][2] == 0 || shapes[s][1] == 0)) continue;
+        expect_empty_is_fine((enum kind)k, dtype, shapes[s], axis);
+      }
+    }
+  }
+}
+
 static int is_named(onepass_dtype dtype, int count, char **names) {
   for (int i = 0; i < count; i++) {
     if (strcmp(names[i], dtype_name(dtype)) == 0) return 1;
@@ -140,6 +181,7 @@ int main(int count, char **names) {
     if (!is_named(every_dtype[d], count - 1, names + 1)) continue;
     expect_norms_right(every_dtype[d]);
     expect_pools_right(every_dtype[d]);
+    expect_empty_tensors_right(every_dtype[d]);
   }
   expect_every_kernel_ran();
   gpu_close();
