@@ -3,6 +3,9 @@
 #ifndef ONEPASS_CUDA_PTX_CUH
 #define ONEPASS_CUDA_PTX_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 /* ---- Loads and stores ---- */
 
 /* Loads that stay where they are written: the compiler would put others together, and hold on to more. */
@@ -115,6 +118,18 @@ __device__ inline void await(unsigned long long *barrier, unsigned parity) {
 __device__ inline float larger_of(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/* The same of two halves each. */
+__device__ inline unsigned larger_words(unsigned a, unsigned b, __half) {
+  unsigned c;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+__device__ inline unsigned larger_words(unsigned a, unsigned b, __nv_bfloat16) {
+  unsigned c;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
 }
 

@@ -50,10 +50,7 @@ typedef struct onepass_box_axis {
 } onepass_box_axis;
 
 /* Walks: along the first of the three axes, `chunk` of its outputs a thread. A block has `lanes` neighbours along the
- * last axis, of several rows.
- *
- * Bands: `chunks` strips of `chunk` outputs side by side; a warp makes `lanes` rows of outputs, of which there are
- * `blocks_wide` such groups, and asks for `ring` rows of inputs at a time. Returns and drops: `even`, of dx. */
+ * last axis, of several rows. Slides: `by_high`; `even`: pairs of outputs are words. Returns and drops: `even`, of dx. */
 typedef struct onepass_box_walk {
   int32_t lanes; /* a power of two */
   int32_t chunk;
@@ -65,6 +62,17 @@ typedef struct onepass_box_walk {
   uint64_t gaps;         /* bit i: planes i more than a multiple of the stride are in no window */
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_walk;
+
+/* Bands and slides: a row of outputs is `strips` of `outputs` each, and a strip is made by `lanes` threads. */
+typedef struct onepass_box_strips {
+  int32_t outputs, strips;
+  int32_t lanes; /* a power of two */
+  int32_t
+      at_once; /* bands: rows of inputs that are asked for at a time, if there are registers for them */
+  int32_t rows,
+      groups; /* slides: rows of outputs that a strip has, and how many times as many there are */
+  int32_t by_packs; /* slides: rows are whole packs of 16 bytes apart, and begin with one */
+} onepass_box_strips;
 
 /* Drops: a block has `planes` whole planes of dx, or a tile of one that lies side by side in memory. */
 typedef struct onepass_box_drops {
@@ -98,6 +106,7 @@ typedef struct onepass_box_args {
   int32_t team, team_lanes;
   int64_t team_tiles;
   onepass_box_walk walk;
+  onepass_box_strips strips;
   onepass_box_drops drops;
 } onepass_box_args;
 

@@ -1,25 +1,25 @@
-/* Windows that hardly share rows, of dense rows of whole packs, forward. A warp has a strip, some neighbouring
- * outputs of a row, and walks down from row to row of outputs: a lane puts its few columns together from all rows
- * of a window, and outputs are put together from columns, which meet in shared memory. */
+/* Windows that hardly share rows, of dense rows of whole packs, forward. Some neighbouring threads have a strip of a
+ * row of outputs, all of it if they are enough: a thread puts its few columns together from all rows of a window, and
+ * outputs are put together from columns, which meet in shared memory. */
 #ifndef ONEPASS_POOL_CUDA_BANDS_CUH
 #define ONEPASS_POOL_CUDA_BANDS_CUH
 
 #include "pool/cuda_boxes.cuh"
 
-enum {
-  BANDS_BLOCK = 256,
-  BAND_ROWS = 4,                             /* at most, that are asked for at a time */
-  BAND_PACKS = sizeof(element) == 2 ? 1 : 2, /* of a lane, in a row */
-  BAND_COLUMNS = WARP * VEC * BAND_PACKS,
-  BAND_MEMORY = BAND_COLUMNS + BAND_COLUMNS / 32
-};
+enum { BANDS_BLOCK = 512 };
+/* Rows that are asked for at a time, at most, by the registers that there are. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+enum { BAND_ROWS = sizeof(element) == 2 ? 4 : 6 };
+#else
+enum { BAND_ROWS = sizeof(element) == 2 ? 3 : 5 };
+#endif
 
 /* The rows of a window, one after the other. */
 struct band_rows {
-  const element *row; /* where the lane's pack is */
+  const element *row; /* where the thread's pack is */
   int left, until_next_plane, high;
   int move, plane_move;
-  /* x: where the lane's pack is in the plane's first row */
+  /* x: where the thread's pack is in the plane's first row */
   __device__ band_rows(const box_args &a, const element *x, const box_side<int> &planes,
                        const box_side<int> &rows) {
     const int row_step = (int)a.axis[1].step[ONEPASS_BOX_X];
@@ -48,28 +48,23 @@ struct band_rows {
 template <int OP>
 struct window_band {
   const box_args &a;
-  sums *const columns;  /* the warp's, in shared memory */
-  int first, count;     /* outputs of the strip */
-  int begin;            /* column of its first window, where a pack begins */
-  bool has[BAND_PACKS]; /* columns that exist, and are some window's */
-  pack<element, VEC> v[BAND_ROWS][BAND_PACKS];
+  sums *const columns; /* the strip's, in shared memory */
+  const int lanes, lane;
+  int first, count; /* outputs of the strip */
+  int begin;        /* column of its first window, where a pack begins */
 
   __device__ window_band(const box_args &args, sums *memory, int strip)
-      : a(args), columns(memory), first(strip * args.walk.chunk) {
+      : a(args),
+        columns(memory),
+        lanes(args.strips.lanes),
+        lane((int)threadIdx.x & (args.strips.lanes - 1)),
+        first(strip * args.strips.outputs) {
     const onepass_box_axis &along = a.axis[2];
     const int left = (int)along.pooled - first;
-    count = left < a.walk.chunk ? left : a.walk.chunk;
+    count = left < a.strips.outputs ? left : a.strips.outputs;
     const int from = first * (int)along.stride - (int)along.padding;
     begin = from - (from % VEC + VEC) % VEC;
-    const int end = from + (count - 1) * (int)along.stride + (int)along.extent;
-#pragma unroll
-    for (int i = 0; i < BAND_PACKS; i++) {
-      const int column = begin + column_of(i);
-      has[i] = column >= 0 && column < end && column < (int)along.length;
-    }
   }
-  __device__ static int lane() { return (int)threadIdx.x % WARP; }
-  __device__ static int column_of(int i) { return (lane() + i * WARP) * VEC; }
   /* So that windows of 4, 8 or 16 columns do not all begin in the same few banks. */
   __device__ static int place_of(int column) { return column + column / 32; }
   __device__ static sums nothing() { return OP == BOX_MAX ? -(sums)INFINITY : (sums)0; }
@@ -77,55 +72,50 @@ struct window_band {
     return OP == BOX_MAX ? larger_of(a, b) : a + b;
   }
 
-  __device__ void ask(const band_rows &from) {
-    band_rows rows = from;
-#pragma unroll
-    for (int u = 0; u < BAND_ROWS; u++, rows.step()) {
-#pragma unroll
-      for (int i = 0; i < BAND_PACKS; i++) {
-        if (u < a.walk.ring && rows.left > 0 && has[i])
-          v[u][i] = load_pack<element, VEC>(rows.row + i * (WARP * VEC));
-      }
-    }
+  /* Whether the thread's columns exist, and are some window's. */
+  __device__ bool has_columns() const {
+    const onepass_box_axis &along = a.axis[2];
+    const int column = begin + lane * VEC;
+    const int end =
+        (first + count - 1) * (int)along.stride - (int)along.padding + (int)along.extent;
+    return column >= 0 && column < end && column < (int)along.length;
   }
-  __device__ void take(sums (&mine)[BAND_PACKS][VEC], band_rows &rows) const {
+  __device__ void gather(sums (&mine)[VEC], band_rows rows) const {
+    const int at_once = a.strips.at_once < BAND_ROWS ? a.strips.at_once : BAND_ROWS;
+    while (rows.left > 0) {
+      const int asked = rows.left < at_once ? rows.left : at_once;
+      pack<element, VEC> v[BAND_ROWS];
 #pragma unroll
-    for (int u = 0; u < BAND_ROWS; u++) {
-      if (u >= a.walk.ring || rows.left <= 0) continue;
+      for (int u = 0; u < BAND_ROWS; u++) {
+        if (u >= asked) continue;
+        v[u] = load_pack<element, VEC>(rows.row);
+        rows.step();
+      }
 #pragma unroll
-      for (int i = 0; i < BAND_PACKS; i++) {
-        if (!has[i]) continue;
+      for (int u = 0; u < BAND_ROWS; u++) {
+        if (u >= asked) continue;
         sums w[VEC];
-        widen_pack(w, v[u][i]);
+        widen_pack(w, v[u]);
 #pragma unroll
-        for (int j = 0; j < VEC; j++) mine[i][j] = together(mine[i][j], w[j]);
+        for (int j = 0; j < VEC; j++) mine[j] = together(mine[j], w[j]);
       }
-      rows.step();
     }
   }
-  /* The first of them have been asked for. */
-  __device__ void gather(sums (&mine)[BAND_PACKS][VEC], band_rows rows) {
+  __device__ void store(const sums (&mine)[VEC]) const {
 #pragma unroll
-    for (int i = 0; i < BAND_PACKS; i++) {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) mine[i][j] = nothing();
-    }
-    for (;;) {
-      take(mine, rows);
-      if (rows.left <= 0) break;
-      ask(rows);
-    }
+    for (int j = 0; j < VEC; j++) columns[place_of(lane * VEC + j)] = mine[j];
   }
-  __device__ void store(const sums (&mine)[BAND_PACKS][VEC]) const {
-#pragma unroll
-    for (int i = 0; i < BAND_PACKS; i++) {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) columns[place_of(column_of(i) + j)] = mine[i][j];
+  /* Until all threads of the strip have come here. */
+  __device__ void wait() const {
+    if (lanes > WARP) {
+      __syncthreads();
+    } else {
+      __syncwarp();
     }
   }
   /* y: where the row of outputs begins; divisor: of the other axes */
   __device__ void finish(element *y, sums divisor) const {
-    for (int i = lane(); i < count; i += WARP) {
+    for (int i = lane; i < count; i += lanes) {
       const box_side<int> window = window_along(a, 2, first + i);
       sums all = nothing();
       for (int at = window.begin; at < window.end; at += window.step)
@@ -136,38 +126,39 @@ struct window_band {
   }
 };
 
-/* Strips side by side are those of warps side by side. A warp has `lanes` rows of outputs; the first inputs of the
- * next are on their way while it finishes one. */
+/* Threads side by side have strips side by side, then rows one below the other, `rows` of them each. */
 template <int OP>
 __device__ static void band_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
+  const onepass_box_strips &s = a.strips;
   const onepass_box_axis &rows = a.axis[1], &planes = a.axis[0];
-  const int warp = threadIdx.x / WARP;
-  unsigned rest = blockIdx.x * (BANDS_BLOCK / WARP) + warp;
-  const int strip = (int)(rest % (unsigned)a.walk.chunks);
-  rest /= (unsigned)a.walk.chunks;
-  int high = (int)(rest % (unsigned)a.walk.blocks_wide) * a.walk.lanes;
-  rest /= (unsigned)a.walk.blocks_wide;
+  const unsigned team = threadIdx.x / (unsigned)s.lanes;
+  unsigned rest = blockIdx.x * (BANDS_BLOCK / (unsigned)s.lanes) + team;
+  const int strip = (int)(rest % (unsigned)s.strips);
+  rest /= (unsigned)s.strips;
+  int high = (int)(rest % (unsigned)s.groups) * s.rows;
+  rest /= (unsigned)s.groups;
   const unsigned outer = (unsigned)divide_by((int)rest, planes.by_count, 0);
   const int deep = (int)(rest - outer * (unsigned)planes.pooled);
-  if (outer >= a.outer) return;
-  window_band<OP> band(a, (sums *)tile_memory + warp * BAND_MEMORY, strip);
+  const bool exists = outer < a.outer; /* or else only the barriers need these threads */
+  const int memory = s.lanes * VEC + s.lanes * VEC / 32;
+  const window_band<OP> band(a, (sums *)tile_memory + team * (unsigned)memory, strip);
+  const bool gathers = exists && band.has_columns();
   const element *x = (const element *)a.tensor[ONEPASS_BOX_X] +
-                     (int64_t)outer * a.outer_step[ONEPASS_BOX_X] + band.begin + band.lane() * VEC;
+                     (int64_t)outer * a.outer_step[ONEPASS_BOX_X] + band.begin + band.lane * VEC;
   element *y = (element *)a.tensor[ONEPASS_BOX_Y] + (int64_t)outer * a.outer_step[ONEPASS_BOX_Y] +
-               deep * planes.step[ONEPASS_BOX_Y];
-  const box_side<int> of_planes = window_along(a, 0, deep);
-  const int last = high + a.walk.lanes < (int)rows.pooled ? high + a.walk.lanes : (int)rows.pooled;
-  band.ask(band_rows(a, x, of_planes, window_along(a, 1, high)));
-  for (; high < last; high++) {
-    const box_side<int> of_rows = window_along(a, 1, high);
-    sums mine[BAND_PACKS][VEC];
-    band.gather(mine, band_rows(a, x, of_planes, of_rows));
-    if (high + 1 < last) band.ask(band_rows(a, x, of_planes, window_along(a, 1, high + 1)));
+               deep * planes.step[ONEPASS_BOX_Y] + high * rows.step[ONEPASS_BOX_Y];
+  for (int i = 0; i < s.rows; i++, high++, y += rows.step[ONEPASS_BOX_Y]) {
+    const bool has_row = high < (int)rows.pooled;
+    const box_side<int> of_planes = window_along(a, 0, deep), of_rows = window_along(a, 1, high);
+    sums mine[VEC];
+#pragma unroll
+    for (int j = 0; j < VEC; j++) mine[j] = band.nothing();
+    if (gathers && has_row) band.gather(mine, band_rows(a, x, of_planes, of_rows));
+    if (i > 0) band.wait(); /* until the row before has been made */
     band.store(mine);
-    __syncwarp();
-    band.finish(y + high * (int)rows.step[ONEPASS_BOX_Y], of_planes.divisor * of_rows.divisor);
-    __syncwarp();
+    band.wait();
+    if (exists && has_row) band.finish(y, of_planes.divisor * of_rows.divisor);
   }
 }
 

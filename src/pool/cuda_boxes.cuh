@@ -219,30 +219,34 @@ __device__ static void box_forward(const box_args &a) {
     largest[j] = -(sums)INFINITY;
     index[j] = (w[0].begin * high + w[1].begin) * wide + w[2].begin;
   }
-  for (I d = w[0].begin; d < w[0].end; d += w[0].step) {
-    for (I h = w[1].begin; h < w[1].end; h += w[1].step) {
-      const element *row =
-          x + (d * (I)a.axis[0].step[ONEPASS_BOX_X] + h * (I)a.axis[1].step[ONEPASS_BOX_X]);
-      for (I i = w[2].begin; i < w[2].end; i += w[2].step) {
-        load_values(v, row + i * (I)a.axis[2].step[ONEPASS_BOX_X]);
+  /* take: a channel's value, and its index */
+  const auto go_through = [&](auto take) {
+    for (I d = w[0].begin; d < w[0].end; d += w[0].step) {
+      for (I h = w[1].begin; h < w[1].end; h += w[1].step) {
+        const element *row =
+            x + (d * (I)a.axis[0].step[ONEPASS_BOX_X] + h * (I)a.axis[1].step[ONEPASS_BOX_X]);
+        for (I i = w[2].begin; i < w[2].end; i += w[2].step) {
+          load_values(v, row + i * (I)a.axis[2].step[ONEPASS_BOX_X]);
 #pragma unroll
-        for (int j = 0; j < PACK; j++) {
-          if constexpr (OP == BOX_MAX) {
-            /* The first of several largest, but the last of several NaNs. */
-            if (v[j] > largest[j] || v[j] != v[j]) {
-              largest[j] = v[j];
-              index[j] = (d * high + h) * wide + i;
-            }
-          } else {
-            if (OP == BOX_LP) {
-              sum[j].add_exactly(power_of((double)v[j], a.p));
-            } else {
-              sum[j].add(a, v[j]);
-            }
-          }
+          for (int j = 0; j < PACK; j++) take(j, (d * high + h) * wide + i);
         }
       }
     }
+  };
+  if constexpr (OP == BOX_MAX) {
+    go_through([&](int j, I at) {
+      /* The first of several largest, but the last of several NaNs. */
+      if (v[j] > largest[j] || v[j] != v[j]) {
+        largest[j] = v[j];
+        index[j] = at;
+      }
+    });
+  } else if constexpr (OP == BOX_LP) {
+    go_through([&](int j, I) { sum[j].add_exactly(power_of((double)v[j], a.p)); });
+  } else if (a.many_terms) {
+    go_through([&](int j, I) { sum[j].add(a, v[j]); });
+  } else { /* what the compiler asks for many of at a time */
+    go_through([&](int j, I) { sum[j].part += v[j]; });
   }
   element *y = place.template plane<element>(a, ONEPASS_BOX_Y) + place.offset(a, ONEPASS_BOX_Y);
   if constexpr (OP == BOX_MAX) {

@@ -1,8 +1,7 @@
 /* Windows, forward, of dense rows: a thread has a place in the last two axes, 16 bytes of outputs wide where the
  * window is one of those below, and walks along the first axis. What its windows hold of each plane that it comes
- * to is worked out once, from inputs that neighbours share through the L1 cache, and put together to outputs: in
- * registers where windows are one plane apart (slides), and otherwise in a ring in shared memory, in which every
- * thread has a place of its own. */
+ * to is worked out once, from inputs that neighbours share through the L1 cache, and put together to outputs in a
+ * ring in shared memory, in which every thread has a place of its own. */
 #ifndef ONEPASS_POOL_CUDA_WALKS_CUH
 #define ONEPASS_POOL_CUDA_WALKS_CUH
 
@@ -91,17 +90,12 @@ __device__ static __noinline__ uint4 load_part(const element *row, int first, in
 }
 
 /* WIDTH outputs, side by side, of windows that have ROWS by COLUMNS elements in a plane, with that STRIDE and DILATION
- * along their rows. 0 COLUMNS or ROWS are any, for a single output. K: the planes of windows that are one plane
- * apart, or 0. */
-template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
+ * along their rows. 0 COLUMNS or ROWS are any, for a single output. */
+template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION>
 struct window_walk {
   static const int SPAN = (WIDTH - 1) * STRIDE + (COLUMNS - 1) * DILATION + 1;
   /* Planes that are asked for before the first of them is looked at. */
-  static const int AT_ONCE = COLUMNS == 0 || ROWS > 1 || SPAN > 3 * VEC ? 1
-                             : WIDTH == 1                               ? 4
-                             : K == 3                                   ? 3
-                             : K == 5                                   ? 1
-                                                                        : 2;
+  static const int AT_ONCE = COLUMNS == 0 || ROWS > 1 || SPAN > 3 * VEC ? 1 : WIDTH == 1 ? 4 : 2;
   /* Where little is under way at a time. */
   static const bool LOOKS_AHEAD = WIDTH > 1 && ROWS == 1 && AT_ONCE == 1;
   typedef walk_values<OP, INDICES, WIDTH> values;
@@ -409,31 +403,6 @@ struct window_walk {
     }
   }
 
-  /* Windows of K planes, one plane apart. K planes a turn, so that each stays in its registers. */
-  __device__ void slide(int begin, int end) const {
-    values last[K ? K : 1];
-#pragma unroll
-    for (int k = 0; k < K; k++) last[k].start();
-    const int top = begin - (int)deep.padding; /* the first plane of the first window */
-    for (int turn = 0; turn < end - begin + K - 1; turn += K) {
-#pragma unroll
-      for (int part = 0; part < K; part += AT_ONCE) {
-        values made[AT_ONCE];
-        visit<true>(made, top + turn + part);
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-          last[part + u] = made[u];
-          const int output = begin + turn + part + u - (K - 1);
-          if (output < begin || output >= end) continue;
-          values all = last[(part + u + 1) % K]; /* the first of the window */
-#pragma unroll
-          for (int k = 2; k <= K; k++) all.take_all(last[(part + u + k) % K]);
-          finish(output, all);
-        }
-      }
-    }
-  }
-
   /* Any windows, by way of a ring that holds a window's planes and those asked for with its last one. */
   __device__ void circle(int begin, int end) const {
     const int size = t.ring, extent = (int)deep.extent, stride = (int)deep.stride;
@@ -528,12 +497,11 @@ struct window_walk {
   }
 };
 
-/* A block has `lanes` neighbouring places of as many rows as it has threads for, of any planes. K: windows of K
- * planes, one plane apart. */
-template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION, int K>
+/* A block has `lanes` neighbouring places of as many rows as it has threads for, of any planes. */
+template <int OP, bool INDICES, int WIDTH, int ROWS, int COLUMNS, int STRIDE, int DILATION>
 __device__ static void walk_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
-  typedef window_walk<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K> walk_type;
+  typedef window_walk<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION> walk_type;
   const onepass_box_walk &t = a.walk;
   unsigned rest = blockIdx.x;
   const int lane = (int)threadIdx.x & (t.lanes - 1);
@@ -550,9 +518,7 @@ __device__ static void walk_windows(const box_args &a) {
   const int end = begin + (left < t.chunk ? left : t.chunk);
   const walk_type walk(a, tile_memory, has_row ? outer : 0,
                        has_row ? (int)(row - outer * high_count) : 0, wide, has_row);
-  if constexpr (K > 1) {
-    walk.slide(begin, end);
-  } else if (t.ring == 0) {
+  if (t.ring == 0) {
     walk.pass(begin, end);
   } else {
     walk.circle(begin, end);

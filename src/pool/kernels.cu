@@ -30,6 +30,7 @@ enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_
 #include "pool/cuda_boxes.cuh"
 #include "pool/cuda_drops.cuh"
 #include "pool/cuda_returns.cuh"
+#include "pool/cuda_slides.cuh"
 #include "pool/cuda_spans.cuh"
 #include "pool/cuda_teams.cuh"
 #include "pool/cuda_walks.cuh"
@@ -499,19 +500,19 @@ CHANNEL_TEAM_KERNEL(teams_max_channels, BOX_MAX)
 
 /* Blocks of a multiprocessor, by the registers that they need: no kernel may spill. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-enum { WALKS_OF_FLOATS = 6, STEPS = 12, BANDS = BAND_PACKS == 1 ? 4 : 3 };
+enum { WALKS_OF_FLOATS = 6, STEPS = 12, SLIDES = 6, SLIDES_OF_HALVES = 5 };
 #else
-enum { WALKS_OF_FLOATS = 5, STEPS = 10, BANDS = BAND_PACKS == 1 ? 3 : 2 };
+enum { WALKS_OF_FLOATS = 5, STEPS = 10, SLIDES = 5, SLIDES_OF_HALVES = 3 };
 #endif
 static constexpr int walks_at_once(int op, bool indices, int width, int rows, int columns,
-                                   int dilation, int k) {
+                                   int dilation) {
   if (width == 1) {
     if (indices || sizeof(element) == 8) return columns ? 8 : 5;
     return op == BOX_MAX && !columns ? 6 : STEPS;
   }
   if (sizeof(element) == 2) return indices ? 3 : 4;
   if (indices) return 4;
-  return rows > 1 && dilation > 1 ? 5 : rows > 1 || k ? WALKS_OF_FLOATS : 7;
+  return rows > 1 && dilation > 1 ? 5 : rows > 1 ? WALKS_OF_FLOATS : 7;
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -530,20 +531,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK, DROPS)
 
 /* Threads that walk: the outputs of each, the window's rows and columns in a plane, its stride and dilation along a
  * row. With no columns it is any. */
-#define WALK_KERNEL(name, OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K) \
-  extern "C" __global__ void __launch_bounds__(                                   \
-      WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION, K))  \
-      name(const __grid_constant__ box_args args) {                               \
-    walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION, K>(args);   \
+#define WALK_KERNEL(name, OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION) \
+  extern "C" __global__ void __launch_bounds__(                                \
+      WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION))  \
+      name(const __grid_constant__ box_args args) {                            \
+    walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION>(args);   \
   }
 #define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                 \
   WALK_KERNEL(walks_##op##_##ROWS##_##COLUMNS##_##STRIDE##_##DILATION, OP, INDICES, VEC, ROWS, \
-              COLUMNS, STRIDE, DILATION, 0)
-/* Squares that slide from row to row. */
-#define SLIDE(op, OP, INDICES, K) WALK_KERNEL(slides_##op##_##K, OP, INDICES, VEC, 1, K, 1, 1, K)
+              COLUMNS, STRIDE, DILATION)
 /* A single output, for short rows: those are seldom made of packs. */
 #define STEP(op, OP, INDICES, ROWS, COLUMNS) \
-  WALK_KERNEL(steps_##op##_##ROWS##_##COLUMNS, OP, INDICES, 1, ROWS, COLUMNS, 1, 1, 0)
+  WALK_KERNEL(steps_##op##_##ROWS##_##COLUMNS, OP, INDICES, 1, ROWS, COLUMNS, 1, 1)
 #define STEPS_OF(op, OP, INDICES) \
   STEP(op, OP, INDICES, 1, 2)     \
   STEP(op, OP, INDICES, 1, 3)     \
@@ -562,23 +561,32 @@ STEPS_OF(max_indices, BOX_MAX, true)
 
 /* Two doubles at a time would hardly be faster than one. */
 #if !defined(ONEPASS_ELEMENT_f64)
-#define BAND_KERNEL(name, OP)                                      \
-  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, BANDS) \
-      name(const __grid_constant__ box_args args) {                \
-    band_windows<OP>(args);                                        \
+/* By registers, as above. */
+static constexpr int slides_at_once(int op) {
+  return (sizeof(element) == 2 ? SLIDES_OF_HALVES : SLIDES) - (op == BOX_AVG);
+}
+#define BAND_KERNEL(name, OP)                                  \
+  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, 2) \
+      name(const __grid_constant__ box_args args) {            \
+    band_windows<OP>(args);                                    \
+  }
+#define SLIDE(op, OP, K)                                                         \
+  extern "C" __global__ void __launch_bounds__(SLIDES_BLOCK, slides_at_once(OP)) \
+      slides_##op##_##K(const __grid_constant__ box_args args) {                 \
+    slide_windows<OP, K>(args);                                                  \
   }
 BAND_KERNEL(bands_avg, BOX_AVG)
 BAND_KERNEL(bands_max, BOX_MAX)
 WALKS_OF(avg, BOX_AVG, false)
 WALKS_OF(max, BOX_MAX, false)
 WALKS_OF(max_indices, BOX_MAX, true)
-SLIDE(avg, BOX_AVG, false, 2)
-SLIDE(avg, BOX_AVG, false, 3)
-SLIDE(avg, BOX_AVG, false, 4)
-SLIDE(max, BOX_MAX, false, 2)
-SLIDE(max, BOX_MAX, false, 3)
-SLIDE(max, BOX_MAX, false, 4)
-SLIDE(max, BOX_MAX, false, 5)
+SLIDE(avg, BOX_AVG, 2)
+SLIDE(avg, BOX_AVG, 3)
+SLIDE(avg, BOX_AVG, 4)
+SLIDE(max, BOX_MAX, 2)
+SLIDE(max, BOX_MAX, 3)
+SLIDE(max, BOX_MAX, 4)
+SLIDE(max, BOX_MAX, 5)
 WALK(max, BOX_MAX, false, 1, 8, 1, 3)
 WALK(max, BOX_MAX, false, 3, 3, 2, 3)
 #endif

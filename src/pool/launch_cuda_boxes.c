@@ -20,13 +20,17 @@ enum {
   MOST_ALONG = 64,          /* elements of a window along an axis, that a thread goes through */
   LONG_ROW = 32,            /* packs of a row whose ends, within packs, do not matter */
   WALK_BLOCK = 128,         /* threads that walk */
-  BANDS_BLOCK = 256,
-  BAND_WALK = 8,          /* rows of outputs that a warp makes, if there are enough of them */
-  BAND_ROWS = 4,          /* that a warp asks for at a time, at most, as in cuda_bands.cuh */
-  MOST_ROWS_OF_BAND = 64, /* of a window */
-  FEWEST_OF_BAND = 16,    /* elements of a window, so that bands beat walks */
-  DROPS_BYTES = 49152,    /* of a tile of gradients */
-  PLANES_AT_ONCE = 4      /* at most, that a walk asks for before it looks at the first */
+  SLIDES_BLOCK = 128,
+  SLIDE_ROWS = 12,   /* of outputs, that a strip has; more would be further apart in memory */
+  SLIDE_TURN = 4,    /* rows that a strip asks for at a time, at most */
+  SLIDE_MARGIN = 16, /* columns between two strips in shared memory, as in cuda_slides.cuh */
+  BANDS_BLOCK = 512,
+  FEWEST_PACKS_OF_BAND = 4, /* in a row of inputs */
+  BAND_WALK = 4,            /* rows of outputs that a strip has, at most */
+  MOST_ROWS_OF_BAND = 64,   /* of a window */
+  FEWEST_OF_BAND = 16,      /* elements of a window, so that bands beat walks */
+  DROPS_BYTES = 49152,      /* of a tile of gradients */
+  PLANES_AT_ONCE = 4        /* at most, that a walk asks for before it looks at the first */
 };
 
 static const onepass_role role_of[] = {
@@ -243,6 +247,17 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   }
 }
 
+/* Whether an element is in two windows or fewer on average, and windows have no gaps. */
+static bool hardly_overlap(const onepass_box_args *args) {
+  double read = 1;
+  /* An adaptive window overlaps its neighbours by an element or two. */
+  for (int a = 0; a < ONEPASS_POOL_AXES && !args->adaptive; a++) {
+    if (args->axis[a].dilation != 1) return false;
+    read *= (double)args->axis[a].extent / (double)args->axis[a].stride;
+  }
+  return read <= 2;
+}
+
 /* ---- Walks ----------------------------------------------------------------------------------- */
 
 static bool is_trivial(const onepass_box_axis *axis) {
@@ -335,29 +350,16 @@ static const struct {
              {1, 2, 0, 1, OF_THREE("steps_", "_1_2")},
              {1, 3, 0, 1, OF_THREE("steps_", "_1_3")},
              {0, 0, 0, 0, OF_THREE("steps_", "_0_0")}};
-/* Squares of 2 to 5 that are a row apart. */
-static const char *const slides[][2] = {{"slides_avg_2", "slides_max_2"},
-                                        {"slides_avg_3", "slides_max_3"},
-                                        {"slides_avg_4", "slides_max_4"},
-                                        {NULL, "slides_max_5"}};
-
 static bool is_or_any(int64_t number, int64_t wanted) { return number == 0 || number == wanted; }
 
 static bool is_step(const char *name) { return strncmp(name, "steps", 5) == 0; }
 
 static const char *name_walk(const onepass_box_axis *axis, int op, bool may_be_wide) {
-  const int64_t planes = axis[0].kernel;
-  const onepass_box_axis *along = &axis[2];
-  if (may_be_wide && axis[1].kernel == 1 && planes == along->kernel && planes >= 2 && planes <= 5 &&
-      axis[0].stride == 1 && axis[0].dilation == 1 && along->stride == 1 && along->dilation == 1 &&
-      op < 2 && slides[planes - 2][op]) {
-    return slides[planes - 2][op];
-  }
   for (size_t i = 0;; i++) {
     const char *name = walks[i].name[op];
     if (name && (may_be_wide || is_step(name)) && is_or_any(walks[i].rows, axis[1].kernel) &&
-        is_or_any(walks[i].columns, along->kernel) && is_or_any(walks[i].stride, along->stride) &&
-        is_or_any(walks[i].dilation, along->dilation)) {
+        is_or_any(walks[i].columns, axis[2].kernel) && is_or_any(walks[i].stride, axis[2].stride) &&
+        is_or_any(walks[i].dilation, axis[2].dilation)) {
       return name;
     }
   }
@@ -371,6 +373,75 @@ static bool has_steady_rows(const onepass_box_args *args, int tensor, int64_t ve
     const onepass_box_axis *axis = &args->axis[a];
     if ((is_long ? axis->length : axis->pooled) > 1 && axis->step[tensor] % vec) return false;
   }
+  return true;
+}
+
+/* Strips of an axis, each made by a power of two of threads with a pack of columns each: as few threads as will do,
+ * and of as many strips as few. */
+static onepass_box_strips strips_of(const onepass_box_axis *along, int64_t vec, bool by_packs,
+                                    int64_t most_lanes) {
+  onepass_box_strips best = {0};
+  for (int64_t lanes = 4; lanes <= most_lanes; lanes *= 2) {
+    /* Columns between the first pack that a strip needs and its last window's end, at most. */
+    const bool begins_with_packs = along->stride % vec == 0 && along->padding % vec == 0;
+    const int64_t before = by_packs && !begins_with_packs ? vec - 1 : 0;
+    const int64_t room = lanes * vec - before - along->extent;
+    if (room < 0) continue;
+    /* Strips begin with even outputs, which halves are stored two by two from. */
+    int64_t most = room / along->stride + 1;
+    if (most > 1 && most < along->pooled) most -= most % 2;
+    const int64_t strips = onepass_divide_up(along->pooled, most);
+    if (best.lanes && strips * lanes > (int64_t)best.strips * best.lanes) continue;
+    const int64_t outputs = onepass_divide_up(along->pooled, strips);
+    best = (onepass_box_strips){.outputs = (int32_t)onepass_least(outputs + outputs % 2, most),
+                                .strips = (int32_t)strips,
+                                .lanes = (int32_t)lanes};
+  }
+  return best;
+}
+
+/* ---- Slides ---------------------------------------------------------------------------------- */
+
+/* Squares of 2 to 5 that are an element apart. */
+static bool choose_slides(const onepass_pool_problem *p, bool indices, bool any_address,
+                          const onepass_cuda_properties *device, onepass_box_launch *l) {
+  static const char *const names[][2] = {{"slides_avg_2", "slides_max_2"},
+                                         {"slides_avg_3", "slides_max_3"},
+                                         {"slides_avg_4", "slides_max_4"},
+                                         {NULL, "slides_max_5"}};
+  onepass_box_args *args = &l->args;
+  onepass_box_strips *strips = &args->strips;
+  const onepass_box_axis *axis = args->axis;
+  const int64_t vec = 16 / onepass_type_size(p->type), kernel = axis[0].kernel;
+  if (indices || vec == 2 || kernel < 2 || kernel > 5 || axis[2].kernel != kernel ||
+      axis[1].kernel != 1 || axis[0].stride != 1 || axis[0].dilation != 1 || axis[2].stride != 1 ||
+      axis[2].dilation != 1 || !names[kernel - 2][p->op == ONEPASS_MAX_POOL]) {
+    return false;
+  }
+  const bool by_packs = args->walk.steady && !any_address && axis[2].length % vec == 0;
+  *strips = strips_of(&axis[2], vec, by_packs, WARP);
+  strips->by_packs = by_packs;
+  const double units = (double)args->outer * (double)axis[1].pooled * (double)strips->strips;
+  if (strips->lanes == 0 || units * (double)axis[0].pooled > MOST_POSITIONS) return false;
+  const int64_t blocks = onepass_divide_up((int64_t)units * strips->lanes, SLIDES_BLOCK);
+  const bool max = p->op == ONEPASS_MAX_POOL;
+  strips->rows =
+      (int32_t)onepass_least(max && kernel < 5 ? 8 : SLIDE_ROWS, axis[0].pooled); /* measured */
+  const int64_t enough = 12 * (int64_t)device->multiprocessors;
+  while (strips->rows > SLIDE_TURN &&
+         onepass_divide_up(axis[0].pooled, strips->rows) * blocks < enough) {
+    strips->rows -= SLIDE_TURN;
+  }
+  strips->groups = (int32_t)onepass_divide_up(axis[0].pooled, strips->rows);
+  l->name = names[kernel - 2][max];
+  l->block = SLIDES_BLOCK;
+  args->walk.even = !any_address && axis[2].pooled % 2 == 0 &&
+                    has_steady_rows(args, ONEPASS_BOX_Y, 2) &&
+                    (strips->strips == 1 || strips->outputs % 2 == 0);
+  l->aligned = by_packs || args->walk.even;
+  const int64_t columns = SLIDES_BLOCK * vec + SLIDES_BLOCK / strips->lanes * SLIDE_MARGIN;
+  l->shared = (size_t)(columns * onepass_type_size(onepass_type_of_sums(p->type)));
+  l->grid = onepass_divide_up((int64_t)units * strips->groups, SLIDES_BLOCK / strips->lanes);
   return true;
 }
 
@@ -394,8 +465,14 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   }
   l->kernel = ONEPASS_CUDA_WINDOWS;
   walk->steady = has_steady_rows(args, ONEPASS_BOX_X, vec);
+  walk->by_high = divider_of(axis[1].pooled);
   const bool may_be_wide = vec > 2 && (walk->steady || axis[2].length >= LONG_ROW * vec);
+  if (choose_slides(p, indices, any_address, device, l)) return true;
   l->name = name_walk(axis, op, may_be_wide);
+  /* Outputs one by one, of windows that have little in common: there is nothing to remember. */
+  const int64_t narrow =
+      vec == 8 ? 2 : 3; /* columns whose walks are the faster ones all the same */
+  if (is_step(l->name) && hardly_overlap(args) && axis[2].kernel > narrow) return false;
   l->block = WALK_BLOCK;
   const bool is_wide = !is_step(l->name);
   const int64_t width = is_wide ? vec : 1, places = onepass_divide_up(axis[2].pooled, width);
@@ -404,7 +481,6 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
   walk->lanes = 1;
   while (walk->lanes < places && walk->lanes < most_lanes) walk->lanes *= 2;
   walk->blocks_wide = onepass_divide_up(places, walk->lanes);
-  walk->by_high = divider_of(axis[1].pooled);
   walk->even = l->aligned = !any_address && is_wide && axis[2].pooled % vec == 0 &&
                             has_steady_rows(args, ONEPASS_BOX_Y, vec);
   const int64_t groups = onepass_divide_up(args->outer * axis[1].pooled, WALK_BLOCK / walk->lanes);
@@ -417,41 +493,31 @@ static bool choose_walks(const onepass_pool_problem *p, bool indices, bool any_a
     const int64_t slot = WALK_BLOCK * width * (sums + (indices ? (int64_t)sizeof(int32_t) : 0));
     walk->ring = (int32_t)axis[0].extent + PLANES_AT_ONCE - 1;
     walk->gaps = gaps_of(&axis[0]);
-    if (strncmp(l->name, "slides", 6) != 0)
-      l->shared += (size_t)(walk->ring * slot); /* slides are in registers */
+    l->shared += (size_t)(walk->ring * slot);
   }
   return l->grid <= INT32_MAX && l->shared <= (size_t)device->shared_block;
 }
 
 /* ---- Bands ----------------------------------------------------------------------------------- */
 
-/* Columns between the first pack that a strip of outputs needs and its last window's end, at most. */
-static int64_t strip_columns(const onepass_box_axis *along, int64_t outputs, int64_t vec) {
-  const bool begins_with_packs = along->stride % vec == 0 && along->padding % vec == 0;
-  return (begins_with_packs ? 0 : vec - 1) + (outputs - 1) * along->stride + along->extent;
-}
-
-/* Rows of a window that are asked for at a time: about as many in each turn. Measured: of eleven, three. */
-static int32_t rows_at_once(int64_t rows) {
-  if (rows <= 2 * BAND_ROWS || rows % BAND_ROWS == 0)
-    return (int32_t)onepass_divide_up(rows, onepass_divide_up(rows, BAND_ROWS));
-  return BAND_ROWS - 1;
+/* Rows of a window that are asked for at a time: about as many in each turn. */
+static int32_t rows_at_once(int64_t rows, int64_t type_size) {
+  const int64_t most = type_size == 2 ? 4 : 6; /* as in cuda_bands.cuh */
+  return (int32_t)onepass_divide_up(rows, onepass_divide_up(rows, most));
 }
 
 /* Windows that hardly share rows and have some elements each. */
 static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_address,
                          const onepass_cuda_properties *device, onepass_box_launch *l) {
   onepass_box_args *args = &l->args;
-  onepass_box_walk *walk = &args->walk;
+  onepass_box_strips *strips = &args->strips;
   const onepass_box_axis *axis = args->axis, *along = &axis[2];
-  const int64_t size = onepass_type_size(p->type), vec = 16 / size;
-  /* As in cuda_bands.cuh. */
-  const int64_t columns = WARP * vec * (size == 2 ? 1 : 2), memory = columns + columns / 32;
+  const int64_t vec = 16 / onepass_type_size(p->type);
   if (vec == 2 || any_address || indices || p->backward || p->op == ONEPASS_LP_POOL ||
       args->adaptive || args->inner != 1 || args->outer == 0 || !is_narrow(args) ||
-      along->length % vec || along->step[ONEPASS_BOX_X] != 1 ||
-      strip_columns(along, 1, vec) > columns || 2 * along->length < columns ||
-      2 * along->extent < along->stride || !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
+      along->length % vec || along->step[ONEPASS_BOX_X] != 1 || along->pooled < 2 ||
+      along->length < FEWEST_PACKS_OF_BAND * vec || 2 * along->extent < along->stride ||
+      !has_steady_rows(args, ONEPASS_BOX_X, vec)) {
     return false;
   }
   /* Narrow windows have walks of their own. */
@@ -463,39 +529,28 @@ static bool choose_bands(const onepass_pool_problem *p, bool indices, bool any_a
   }
   if (rows > MOST_ROWS_OF_BAND || read > most_read || rows * (double)along->kernel < FEWEST_OF_BAND)
     return false;
-  int64_t most = 1;
-  while (strip_columns(along, most + 1, vec) <= columns && most < along->pooled) most++;
-  walk->chunks = onepass_divide_up(along->pooled, most);
-  walk->chunk = (int32_t)onepass_divide_up(along->pooled, walk->chunks);
-  const double strips = (double)args->outer * (double)axis[0].pooled * (double)walk->chunks;
-  if (strips == 0 || strips * (double)axis[1].pooled > MOST_POSITIONS) return false;
-  const int64_t warps = 256 * (int64_t)device->multiprocessors;
-  walk->lanes =
-      (int32_t)onepass_most(1, onepass_least(BAND_WALK, (int64_t)strips * axis[1].pooled / warps));
-  walk->blocks_wide = onepass_divide_up(axis[1].pooled, walk->lanes);
-  walk->ring = rows_at_once((int64_t)rows);
+  *strips = strips_of(along, vec, true, BANDS_BLOCK);
+  const double units = (double)args->outer * (double)axis[0].pooled * (double)strips->strips;
+  const double all = units * (double)axis[1].pooled;
+  if (strips->lanes == 0 || all == 0 || all > MOST_POSITIONS) return false;
+  /* A few rows, if there are enough of them: finding out where to begin takes as long as a row. */
+  const int64_t walk = vec == 4 && rows >= 8 ? BAND_WALK / 2 : BAND_WALK;
+  const int64_t enough = 4 * (int64_t)device->multiprocessors;
+  strips->rows = (int32_t)onepass_most(
+      1, onepass_least(walk, (int64_t)all * strips->lanes / BANDS_BLOCK / enough));
+  strips->groups = (int32_t)onepass_divide_up(axis[1].pooled, strips->rows);
+  strips->at_once = rows_at_once((int64_t)rows, onepass_type_size(p->type));
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "bands_avg" : "bands_max";
   l->aligned = true;
   l->block = BANDS_BLOCK;
-  l->shared =
-      (size_t)(BANDS_BLOCK / WARP * memory * onepass_type_size(onepass_type_of_sums(p->type)));
-  l->grid = onepass_divide_up((int64_t)strips * walk->blocks_wide, BANDS_BLOCK / WARP);
+  const int64_t columns = BANDS_BLOCK * vec + BANDS_BLOCK * vec / 32; /* as in cuda_bands.cuh */
+  l->shared = (size_t)(columns * onepass_type_size(onepass_type_of_sums(p->type)));
+  l->grid = onepass_divide_up((int64_t)units * strips->groups, BANDS_BLOCK / strips->lanes);
   return true;
 }
 
 /* ---- Teams ----------------------------------------------------------------------------------- */
-
-/* Whether an element is in two windows or fewer on average, and windows have no gaps. */
-static bool hardly_overlap(const onepass_box_args *args) {
-  double read = 1;
-  /* An adaptive window overlaps its neighbours by an element or two. */
-  for (int a = 0; a < ONEPASS_POOL_AXES && !args->adaptive; a++) {
-    if (args->axis[a].dilation != 1) return false;
-    read *= (double)args->axis[a].extent / (double)args->axis[a].stride;
-  }
-  return read <= 2;
-}
 
 /* Large windows that hardly overlap, of dense rows. */
 static bool choose_teams(const onepass_pool_problem *p, onepass_box_launch *l) {

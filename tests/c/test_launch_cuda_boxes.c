@@ -162,14 +162,10 @@ static void expect_walks(const box_trial *t) {
   const char *op = t->of.pool.op == ONEPASS_AVG_POOL ? "avg"
                    : t->of.indices                   ? "max_indices"
                                                      : "max";
-  const bool slides = strncmp(l->name, "slides_", 7) == 0;
   const bool steps = strncmp(l->name, "steps_", 6) == 0; /* an output at a time */
   const char *window = strchr(l->name, '_') + 1 + strlen(op);
   int rows = 1, columns = 0, stride = 1, dilation = 1;
-  if (slides) {
-    BOX(sscanf(window, "_%d", &columns) == 1);
-    BOX(axis[0].kernel == columns && axis[0].stride == 1 && axis[0].dilation == 1);
-  } else if (steps) {
+  if (steps) {
     BOX(sscanf(window, "_%d_%d", &rows, &columns) == 2);
     stride = (int)axis[2].stride;
   } else {
@@ -192,7 +188,7 @@ static void expect_walks(const box_trial *t) {
   BOX(l->shared >= 128 * 16);
   if (w->ring == 0) {
     BOX(axis[0].kernel == 1 && axis[0].stride == 1 && axis[0].padding == 0);
-  } else if (!slides) {
+  } else {
     /* The planes of a window, and three that are asked for with its last one. */
     BOX(w->ring >= axis[0].extent + 3 && w->ring > axis[0].dilation * (axis[0].kernel > 1));
     BOX((int64_t)l->shared >=
@@ -235,30 +231,72 @@ static void expect_channel_teams(const box_trial *t) {
   BOX((int64_t)l->shared == 256 * vec * (sums + (max ? (int64_t)sizeof(int32_t) : 0)));
 }
 
-/* Strips that hold all columns of their windows, and together all outputs. */
+/* Strips hold all columns of their windows, and together all outputs, without a thread that is not needed. */
+static void expect_strips(const box_trial *t, int64_t vec, bool by_packs, int64_t most_lanes) {
+  const onepass_box_axis *along = &t->launch.args.axis[2];
+  const onepass_box_strips *s = &t->launch.args.strips;
+  const int64_t columns = s->lanes * vec;
+  BOX(is_power_of_two(s->lanes) && s->lanes >= 4 && s->lanes <= most_lanes);
+  BOX(s->outputs >= 1 && s->strips == divide_up(along->pooled, s->outputs));
+  for (int64_t strip = 0; strip < s->strips && strip < 5; strip++) {
+    const int64_t from = strip * s->outputs * along->stride - along->padding;
+    const int64_t begin = by_packs ? from - (from % vec + vec) % vec : from;
+    BOX(from + (s->outputs - 1) * along->stride + along->extent - begin <= columns);
+  }
+  if (s->strips > 1 && s->lanes < most_lanes) {
+    /* Twice as many lanes and half as many strips would not do. */
+    const int64_t room = 2 * columns - (by_packs ? vec - 1 : 0) - along->extent;
+    BOX(2 * divide_up(along->pooled, room / along->stride + 1) >= s->strips);
+  }
+}
+
 static void expect_bands(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
-  const onepass_box_walk *w = &a->walk;
   const onepass_box_axis *axis = a->axis, *along = &axis[2];
-  const int64_t size = types[t->of.type].bits / 8, vec = 16 / size;
-  const int64_t columns = 32 * vec * (size == 2 ? 1 : 2);
+  const int64_t vec = 16 * 8 / types[t->of.type].bits;
   BOX(strcmp(l->name, t->of.pool.op == ONEPASS_MAX_POOL ? "bands_max" : "bands_avg") == 0);
   BOX(t->of.pool.direction == ONEPASS_FORWARD && !t->of.indices && !a->adaptive && a->inner == 1);
-  BOX(l->aligned && !t->any_address && along->length % vec == 0);
+  BOX(l->aligned && !t->any_address && along->length % vec == 0 && l->block == 512);
   BOX(along->step[ONEPASS_BOX_X] == 1 && (axis[1].length == 1 || axis[1].step[0] % vec == 0) &&
       (axis[0].length == 1 || axis[0].step[0] % vec == 0));
-  BOX(w->chunks == divide_up(along->pooled, w->chunk));
-  for (int64_t strip = 0; strip < w->chunks && strip < 5; strip++) {
-    const int64_t from = strip * w->chunk * along->stride - along->padding;
-    const int64_t begin = from - (from % vec + vec) % vec;
-    BOX(from + (w->chunk - 1) * along->stride + along->extent - begin <= columns);
-  }
-  BOX(w->ring >= 1 && w->ring <= 4);
-  BOX(w->lanes >= 1 && w->blocks_wide == divide_up(axis[1].pooled, w->lanes));
+  expect_strips(t, vec, true, 512);
+  const int64_t rows = axis[0].kernel * axis[1].kernel, at_once = a->strips.at_once;
+  const int64_t most = vec == 8 ? 4 : 6;
+  BOX(at_once >= 1 && at_once <= most && divide_up(rows, at_once) == divide_up(rows, most));
+  const onepass_box_strips *s = &a->strips;
   BOX(divides(axis[0].by_count, axis[0].pooled));
-  BOX((int64_t)l->shared == 8 * (columns + columns / 32) * 4);
-  BOX(l->grid == divide_up(a->outer * axis[0].pooled * w->chunks * w->blocks_wide, 8));
+  BOX(s->rows >= 1 && s->rows <= 4 && s->groups == divide_up(axis[1].pooled, s->rows));
+  BOX((int64_t)l->shared == 512 * vec * 33 / 32 * 4);
+  BOX(l->grid == divide_up(a->outer * axis[0].pooled * s->groups * s->strips, 512 / s->lanes));
+}
+
+static void expect_slides(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const onepass_box_axis *axis = a->axis;
+  const onepass_box_strips *s = &a->strips;
+  const int64_t vec = 16 * 8 / types[t->of.type].bits;
+  const char *format = t->of.pool.op == ONEPASS_MAX_POOL ? "slides_max_%d" : "slides_avg_%d";
+  int kernel = 0;
+  BOX(sscanf(l->name, format, &kernel) == 1 && kernel >= 2 && kernel <= 5);
+  for (int k = 0; k < 3; k += 2) {
+    BOX(axis[k].kernel == kernel && axis[k].stride == 1 && axis[k].dilation == 1);
+    BOX(!s->by_packs || (k == 0 ? axis[k].length == 1 || axis[k].step[ONEPASS_BOX_X] % vec == 0
+                                : axis[k].length % vec == 0));
+  }
+  BOX(axis[1].kernel == 1 && divides(a->walk.by_high, axis[1].pooled));
+  BOX(t->of.pool.direction == ONEPASS_FORWARD && !t->of.indices && !a->adaptive && a->inner == 1);
+  BOX(l->block == 128 && !(l->aligned && t->any_address) && (l->aligned || !s->by_packs));
+  BOX(axis[2].step[ONEPASS_BOX_X] == 1 && axis[2].step[ONEPASS_BOX_Y] == 1);
+  expect_strips(t, vec, s->by_packs, 32);
+  BOX(s->rows >= 1 && s->rows <= 12 && s->groups == divide_up(axis[0].pooled, s->rows));
+  BOX((int64_t)l->shared == (128 * vec + 128 / s->lanes * 16) * 4);
+  /* Pairs of outputs are stored as words. */
+  BOX(!a->walk.even ||
+      (l->aligned && axis[2].pooled % 2 == 0 && (s->strips == 1 || s->outputs % 2 == 0)));
+  BOX(a->outer * axis[1].pooled <= 1 << 30);
+  BOX(l->grid == divide_up(a->outer * axis[1].pooled * s->strips * s->groups, 128 / s->lanes));
 }
 
 static bool has_dense_gradients(const onepass_box_args *a) {
@@ -327,12 +365,13 @@ static void expect_box_launch(const box_trial *t) {
   BOX(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   BOX(l->grid >= 0 && l->grid <= INT32_MAX);
   BOX((int64_t)l->shared <= t->on->properties.shared_block);
-  BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's');
+  BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's' || l->name[0] == 'b');
   if (strncmp(l->name, "boxes_", 6) == 0) {
     expect_thread_an_output(t);
-  } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "slides_", 7) == 0 ||
-             strncmp(l->name, "steps_", 6) == 0) {
+  } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "steps_", 6) == 0) {
     expect_walks(t);
+  } else if (strncmp(l->name, "slides_", 7) == 0) {
+    expect_slides(t);
   } else if (strncmp(l->name, "bands_", 6) == 0) {
     expect_bands(t);
   } else if (strcmp(l->name, "returns_avg") == 0) {
@@ -439,7 +478,10 @@ static void test_known_boxes_have_known_kernels(void) {
   } known[] = {
       {{BOX_CASE(ONEPASS_AVG_POOL, 2, 11, 11, 0, 0), .shape = {16, 64, 2048, 2048}}, "bands_avg"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 7, 7, 0, 1), .shape = {16, 64, 512, 512}}, "bands_max"},
-      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 7, 7, 0, 0), .shape = {16, 64, 56, 56}}, "steps_avg_0_0"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 7, 7, 0, 0), .shape = {16, 64, 56, 56}}, "bands_avg"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 7, 7, 0, 0), .shape = {16, 64, 57, 57}}, "boxes_avg_forward"},
+      {{BOX_CASE(ONEPASS_AVG_POOL, 2, 7, 2, 0, 0), .shape = {16, 64, 57, 57}}, "steps_avg_0_0"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 5, 1, 2, 1), .shape = {16, 64, 13, 13}}, "slides_max_5"},
       {{BOX_CASE(ONEPASS_AVG_POOL, 2, 3, 2, 1, 0), .shape = {64, 64, 112, 112}, BACKWARD},
        "returns_avg"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {64, 64, 112, 112}, .indices = true,

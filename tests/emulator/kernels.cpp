@@ -33,7 +33,7 @@ static inline void __threadfence_block() {}
 
 /* ---- Lanes ---------------------------------------------------------------------------------------------- */
 
-enum { SHUFFLE = 0x100, SHUFFLE_XOR = 0x200, VOTE = 0x300, SYNC = 0x400 };
+enum { SHUFFLE = 0x100, SHUFFLE_XOR = 0x200, SHUFFLE_DOWN = 0x300, VOTE = 0x400, SYNC = 0x500 };
 
 static inline unsigned own_lane() { return threadIdx.x % MACHINE_LANES; }
 
@@ -61,6 +61,13 @@ template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int with) {
   expect_all_lanes(mask);
   return value_of_lane(SHUFFLE_XOR, value, own_lane() ^ (unsigned)with);
+}
+
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width) {
+  expect_all_lanes(mask);
+  const unsigned lane = own_lane(), within = lane % (unsigned)width;
+  return value_of_lane(SHUFFLE_DOWN, value, within + by < (unsigned)width ? lane + by : lane);
 }
 
 static inline unsigned lanes_that_say_so(unsigned mask, int so) {

@@ -49,6 +49,19 @@ inline void await(unsigned long long *barrier, unsigned parity) {
 
 inline float larger_of(float a, float b) { return b > a || b != b ? b : a; }
 
+template <class T>
+inline unsigned larger_words(unsigned a, unsigned b, T) {
+  T both[2][2];
+  memcpy(both[0], &a, sizeof a);
+  memcpy(both[1], &b, sizeof b);
+  for (int i = 0; i < 2; i++) {
+    const float left = (float)both[0][i], right = (float)both[1][i];
+    if (right > left || right != right) both[0][i] = both[1][i];
+  }
+  memcpy(&a, both[0], sizeof a);
+  return a;
+}
+
 inline void stay_word(unsigned &) {}
 inline void stay_words(uint4 &) {}
 
