@@ -6,6 +6,7 @@ import onepass
 import onepass.functional as F
 import pytest
 import torch
+import torch._dynamo
 from conftest import Pair, why_no_cuda
 
 if why_no_cuda():
@@ -120,6 +121,7 @@ def test_scratch_memory_is_given_back() -> None:
 
 
 def test_compiled_with_cuda_graphs(pair: Pair) -> None:
+    torch._dynamo.reset()  # to it all pairs are one function, which it compiles a few times only
     compiled: Callable[..., torch.Tensor] = torch.compile(
         lambda x: pair[0](x * 2) + 1, mode="reduce-overhead", fullgraph=True)
     for _ in range(4):
