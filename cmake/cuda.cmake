@@ -50,6 +50,12 @@ execute_process(COMMAND ${ONEPASS_NVCC} --help OUTPUT_VARIABLE onepass_nvcc_help
 if(onepass_nvcc_help MATCHES "compress-mode")
   list(APPEND onepass_nvcc_flags -compress-mode=size)
 endif()
+# Registers are counted out for nvcc 13; earlier ones run out of them in a few kernels.
+set(onepass_may_spill OFF)
+execute_process(COMMAND ${ONEPASS_NVCC} --version OUTPUT_VARIABLE onepass_nvcc_version)
+if(onepass_nvcc_version MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 LESS 13)
+  set(onepass_may_spill ON)
+endif()
 # Kernels take minutes to compile and do not depend on how the rest is built.
 set(ONEPASS_FATBINS "" CACHE PATH "A folder with the fat binaries of another build, to use those")
 set(onepass_fatbin_folder ${PROJECT_BINARY_DIR}/kernels)
@@ -76,7 +82,7 @@ foreach(family norm pool)
     endif()
     add_custom_command(OUTPUT ${fatbin}
       COMMAND ${CMAKE_COMMAND} -DNVCC=${ONEPASS_NVCC} "-DFLAGS=${onepass_nvcc_flags};-DONEPASS_ELEMENT_${type}"
-              -DSOURCE=${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu -DOUTPUT=${fatbin}
+              -DSOURCE=${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu -DOUTPUT=${fatbin} -DMAY_SPILL=${onepass_may_spill}
               -P ${PROJECT_SOURCE_DIR}/cmake/compile_kernels.cmake
       DEPENDS src/${family}/kernels.cu src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h
               src/core/dtype.h include/onepass.h cmake/compile_kernels.cmake
