@@ -21,6 +21,7 @@ from ._torch import (
     below_autograd,
     define,
     differentiate,
+    has_kernel,
     is_channels_last,
     is_compiling,
     quick_apply,
@@ -102,8 +103,7 @@ except TypeError:  # before 2.4
 def _devices_that_cast(*names: str) -> Set[str]:
     """Where autocast makes the arguments of one of these operators float32."""
     keys = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-    return {device for device, key in keys.items() for name in names
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)}
+    return {device for device, key in keys.items() for name in names if has_kernel(name, key)}
 
 
 # ---- By PyTorch's operators, for second derivatives ---------------------------------------------

@@ -92,18 +92,7 @@ static void expect_stays_inside(const call_form *form) {
   call *host = call_new_as(form);
   call *reference = call_reference(host);
   gpu_call *g = gpu_call_new(host);
-  for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
-    onepass_plan *plan = gpu_plan(g, kernel);
-    if (plan == NULL) continue;
-    gpu_workspace workspace = gpu_workspace_new(plan);
-    gpu_upload(g, host);
-    EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
-    expect_gpu_right(g, host, reference);
-    EXPECT(gpu_workspace_guards_hold(&workspace), "%s: wrote outside the workspace",
-           gpu_label_of(g).text);
-    gpu_workspace_free(&workspace);
-    onepass_plan_destroy(plan);
-  }
+  gpu_try_every_kernel(g, host, reference, NULL, expect_gpu_right);
   gpu_call_free(g);
   call_free(reference);
   call_free(host);
