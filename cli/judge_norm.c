@@ -70,20 +70,20 @@ static void judge_l1_backward(const trial *trial, const space *space, int64_t ro
 
 /* ---- Activations ---- */
 
-/* The slope of an activation, good enough for a bound. */
-static double slope_near(onepass_activation activation, double x) {
+/* How steep an activation is, good enough for a bound. */
+static double steepness_near(onepass_activation activation, double x) {
   const double root_2_over_pi = 0.79788456080286535588;
   switch (activation) {
     case ONEPASS_RELU:
       return x > 0;
     case ONEPASS_GELU:
     case ONEPASS_GELU_TANH: /* they differ by less than 0.01 */
-      return 0.5 * erfc(-x * 0.70710678118654752440) +
-             x * exp(-0.5 * x * x) * (0.5 * root_2_over_pi) +
+      return fabs(0.5 * erfc(-x * 0.70710678118654752440) +
+                  x * exp(-0.5 * x * x) * (0.5 * root_2_over_pi)) +
              (activation == ONEPASS_GELU ? 0 : 0.01);
     case ONEPASS_SILU: {
       double sigmoid = 1 / (1 + exp(-x));
-      return sigmoid * (1 + x * (1 - sigmoid));
+      return fabs(sigmoid * (1 + x * (1 - sigmoid)));
     }
     default:
       return 1;
@@ -96,7 +96,7 @@ static double activated_error(const trial *trial, double x, double off) {
   onepass_activation activation = trial->problem->norm.activation;
   if (activation == ONEPASS_NO_ACTIVATION || activation == ONEPASS_RELU) return off;
   double rounding = 8 * trial->unit * fabs(x);
-  return (fabs(slope_near(activation, x)) + off) * off + rounding;
+  return (steepness_near(activation, x) + off) * off + rounding;
 }
 
 /* How far off the slope may be. relu's is 0 or 1, and either where its argument is as good as 0. */
@@ -298,7 +298,7 @@ static gradient gradient_of(const trial *trial, const space *space, const row_te
   double off = fabs(weight) * (fabs(normalized) * slack + terms->shift + 2 * saved) +
                2 * trial->unit * fabs(space->bias[w]);
   gradient found = {.normalized = fabs(normalized)};
-  found.of_y = fabs(dy * slope_near(trial->problem->norm.activation, before));
+  found.of_y = fabs(dy) * steepness_near(trial->problem->norm.activation, before);
   found.of_y_off = fabs(dy) * slope_error(trial, before, off);
   found.weighted = found.of_y * fabs(weight);
   found.weighted_off = found.of_y_off * fabs(weight);
