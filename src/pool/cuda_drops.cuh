@@ -1,4 +1,4 @@
-/* Maxima, backward, where planes of dx are dense: a block has a tile of dx, which may be some whole planes, in shared
+/* Maxima, backward. Where planes of dx are dense, a block has a tile of dx, which may be some whole planes, in shared
  * memory. Every output drops its gradient there, at its index, if that is in the tile.
  *
  * Threads must not drop on the same element at once, and always in the same order. So outputs are dealt out to classes
@@ -172,6 +172,113 @@ __device__ static void drop_gradients(const box_args &a) {
     }
   }
   drops.store();
+}
+
+/* ---- Channels side by side ------------------------------------------------------------------- */
+
+/* A thread has a tile of dx of one channel, a column of shared memory, and drops there whatever the outputs around it
+ * have for it. No other thread has a part in it, so there are neither turns nor barriers. */
+enum { CHANNEL_DROPS_BLOCK = 128, CHANNEL_DROPS_AHEAD = sizeof(element) == 8 ? 4 : 8 };
+
+/* Goes through the outputs that a tile is in the windows of. */
+struct drop_cursor {
+  int deep, high, wide;
+  __device__ drop_cursor(const drop_range (&tile)[3])
+      : deep(tile[0].first), high(tile[1].first), wide(tile[2].first) {}
+  __device__ void step(const drop_range (&tile)[3]) {
+    if (++wide < tile[2].first + tile[2].count) return;
+    wide = tile[2].first;
+    if (++high < tile[1].first + tile[1].count) return;
+    high = tile[1].first;
+    deep++;
+  }
+  __device__ int offset(const box_args &a, int tensor) const {
+    return deep * (int)a.axis[0].step[tensor] + high * (int)a.axis[1].step[tensor] +
+           wide * (int)a.axis[2].step[tensor];
+  }
+};
+
+/* Whether the window of an output along an axis holds an element that there is. */
+__device__ inline bool holds_along(const box_args &a, int axis, int output, int at) {
+  const onepass_box_axis &x = a.axis[axis];
+  if (a.adaptive) return is_in(window_along(a, axis, output), at);
+  const int distance = at - (output * (int)x.stride - (int)x.padding);
+  return (unsigned)distance < (unsigned)x.extent &&
+         (x.dilation == 1 || distance % (int)x.dilation == 0);
+}
+
+/* Where in the tile an output drops, or -1. */
+__device__ inline int place_of_drop(const box_args &a, const drop_range (&tile)[3],
+                                    const drop_cursor &output, int64_t index) {
+  const int high = (int)a.axis[1].length, wide = (int)a.axis[2].length;
+  const int elements = (int)a.axis[0].length * high * wide;
+  if (index < 0 || index >= elements) return -1;
+  const int row = divide_by((int)index, a.axis[2].by_count, 0), x = (int)index - row * wide;
+  int z = 0, y = row;
+  if (a.axis[0].length > 1) {
+    z = divide_by(row, a.axis[1].by_count, 0);
+    y = row - z * high;
+  }
+  const bool hit = z >= tile[0].begin && z < tile[0].end && y >= tile[1].begin && y < tile[1].end &&
+                   x >= tile[2].begin && x < tile[2].end && holds_along(a, 0, output.deep, z) &&
+                   holds_along(a, 1, output.high, y) && holds_along(a, 2, output.wide, x);
+  const int rows = tile[1].end - tile[1].begin, columns = tile[2].end - tile[2].begin;
+  return hit ? ((z - tile[0].begin) * rows + y - tile[1].begin) * columns + x - tile[2].begin : -1;
+}
+
+__device__ static void drop_channel_gradients(const box_args &a) {
+  extern __shared__ __align__(16) char tile_memory[];
+  sums *column = (sums *)tile_memory + threadIdx.x;
+  const int tiles = a.drops.tiles[0] * a.drops.tiles[1] * a.drops.tiles[2];
+  const int thread = (int)(blockIdx.x * CHANNEL_DROPS_BLOCK + threadIdx.x);
+  const int all = divide_by(thread, a.by_inner, 0), outer = all / tiles, number = all % tiles;
+  const int64_t channel = thread - all * (int)a.inner;
+  if (outer >= a.outer) return;
+  const drop_range tile[3] = {{a, 0, number / (a.drops.tiles[1] * a.drops.tiles[2])},
+                              {a, 1, number / a.drops.tiles[2] % a.drops.tiles[1]},
+                              {a, 2, number % a.drops.tiles[2]}};
+  const int size =
+      (tile[0].end - tile[0].begin) * (tile[1].end - tile[1].begin) * (tile[2].end - tile[2].begin);
+  for (int i = 0; i < size; i++) column[i * CHANNEL_DROPS_BLOCK] = 0;
+  const auto plane = [&](int tensor) {
+    return outer * a.outer_step[tensor] + channel * a.inner_step[tensor];
+  };
+  const int64_t *indices =
+      (const int64_t *)a.tensor[ONEPASS_BOX_INDICES] + plane(ONEPASS_BOX_INDICES);
+  const element *dy = (const element *)a.tensor[ONEPASS_BOX_DY] + plane(ONEPASS_BOX_DY);
+  const int outputs = tile[0].count * tile[1].count * tile[2].count;
+  drop_cursor asked(tile), dropped(tile);
+  for (int first = 0; first < outputs; first += CHANNEL_DROPS_AHEAD) {
+    int64_t index[CHANNEL_DROPS_AHEAD];
+    element value[CHANNEL_DROPS_AHEAD];
+#pragma unroll
+    for (int k = 0; k < CHANNEL_DROPS_AHEAD; k++) {
+      if (first + k >= outputs) break;
+      index[k] = indices[asked.offset(a, ONEPASS_BOX_INDICES)];
+      value[k] = dy[asked.offset(a, ONEPASS_BOX_DY)];
+      asked.step(tile);
+    }
+#pragma unroll
+    for (int k = 0; k < CHANNEL_DROPS_AHEAD; k++) {
+      if (first + k >= outputs) break;
+      const int place = place_of_drop(a, tile, dropped, index[k]);
+      if (place >= 0) column[place * CHANNEL_DROPS_BLOCK] += widen(value[k]);
+      dropped.step(tile);
+    }
+  }
+  element *dx = (element *)a.tensor[ONEPASS_BOX_DX] + plane(ONEPASS_BOX_DX);
+  int i = 0;
+  for (int z = tile[0].begin; z < tile[0].end; z++) {
+    for (int y = tile[1].begin; y < tile[1].end; y++) {
+      element *row =
+          dx + (z * (int)a.axis[0].step[ONEPASS_BOX_DX] + y * (int)a.axis[1].step[ONEPASS_BOX_DX]);
+#pragma unroll 4
+      for (int x = tile[2].begin; x < tile[2].end; x++, i++) {
+        row[x * (int)a.axis[2].step[ONEPASS_BOX_DX]] =
+            narrow_to<element>::from(column[i * CHANNEL_DROPS_BLOCK]);
+      }
+    }
+  }
 }
 
 #endif

@@ -478,15 +478,13 @@ KERNEL(windows_strided, (strided_windows(args)))
   BOX_KERNEL(boxes_##op##_backward, (box_backward<int32_t, OP, 1>(args)))    \
   BOX_KERNEL(boxes_##op##_forward_wide, (box_forward<int64_t, OP, 1>(args))) \
   BOX_KERNEL(boxes_##op##_backward_wide, (box_backward<int64_t, OP, 1>(args)))
-#define CHANNEL_KERNELS(op, OP)                                                    \
-  BOX_KERNEL(boxes_##op##_forward_channels, (box_forward<int32_t, OP, VEC>(args))) \
-  BOX_KERNEL(boxes_##op##_backward_channels, (box_backward<int32_t, OP, VEC>(args)))
 
 BOX_KERNELS(avg, BOX_AVG)
 BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
-CHANNEL_KERNELS(avg, BOX_AVG)
-CHANNEL_KERNELS(max, BOX_MAX)
+BOX_KERNEL(boxes_avg_forward_channels, (box_forward<int32_t, BOX_AVG, VEC>(args)))
+BOX_KERNEL(boxes_avg_backward_channels, (box_backward<int32_t, BOX_AVG, VEC>(args)))
+BOX_KERNEL(boxes_max_forward_channels, (box_forward<int32_t, BOX_MAX, VEC>(args)))
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 /* Packs of halves need so many registers that four blocks would leave none for loads under way. */
@@ -527,6 +525,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RETURNS)
 extern "C" __global__ void __launch_bounds__(BLOCK, DROPS)
     drops_max(const __grid_constant__ box_args args) {
   drop_gradients(args);
+}
+extern "C" __global__ void __launch_bounds__(CHANNEL_DROPS_BLOCK, 6)
+    drops_max_channels(const __grid_constant__ box_args args) {
+  drop_channel_gradients(args);
 }
 
 /* Threads that walk: the outputs of each, the window's rows and columns in a plane, its stride and dilation along a

@@ -359,13 +359,37 @@ static void expect_drops(const box_trial *t) {
                       (d->tiles[2] == 1 || d->tile[2] % vec == 0)));
 }
 
+/* Tiles of any shape, one for each channel and thread. */
+static void expect_channel_drops(const box_trial *t) {
+  const onepass_box_launch *l = &t->launch;
+  const onepass_box_args *a = &l->args;
+  const onepass_box_drops *d = &a->drops;
+  const int64_t sums = t->of.type == F64 ? 8 : 4;
+  int64_t size = 1, tiles = 1;
+  BOX(t->of.pool.op == ONEPASS_MAX_POOL && t->of.pool.direction == ONEPASS_BACKWARD);
+  BOX(a->channels_last && l->block == 128 && !l->aligned);
+  for (int k = 0; k < 3; k++) {
+    const onepass_box_axis *axis = &a->axis[k];
+    BOX(d->tile[k] >= 1 && d->tile[k] <= axis->length);
+    BOX(d->tiles[k] == divide_up(axis->length, d->tile[k]));
+    BOX(divides(axis->by_count, axis->length));
+    size *= d->tile[k];
+    tiles *= d->tiles[k];
+  }
+  BOX(divides(a->by_inner, a->inner));
+  BOX(size * sums <= 256 && (int64_t)l->shared == size * 128 * sums);
+  BOX(a->outer * a->inner * tiles <= 1 << 30);
+  BOX(l->grid == divide_up(a->outer * a->inner * tiles, 128));
+}
+
 static void expect_box_launch(const box_trial *t) {
   const onepass_box_launch *l = &t->launch;
   const onepass_box_args *a = &l->args;
   BOX(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
   BOX(l->grid >= 0 && l->grid <= INT32_MAX);
   BOX((int64_t)l->shared <= t->on->properties.shared_block);
-  BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's' || l->name[0] == 'b');
+  BOX(l->block == 256 || l->name[0] == 'w' || l->name[0] == 's' || l->name[0] == 'b' ||
+      strcmp(l->name, "drops_max_channels") == 0);
   if (strncmp(l->name, "boxes_", 6) == 0) {
     expect_thread_an_output(t);
   } else if (strncmp(l->name, "walks_", 6) == 0 || strncmp(l->name, "steps_", 6) == 0) {
@@ -378,6 +402,8 @@ static void expect_box_launch(const box_trial *t) {
     expect_returns(t);
   } else if (strcmp(l->name, "drops_max") == 0) {
     expect_drops(t);
+  } else if (strcmp(l->name, "drops_max_channels") == 0) {
+    expect_channel_drops(t);
   } else if (strncmp(l->name, "teams_", 6) == 0 && strstr(l->name, "_channels")) {
     expect_channel_teams(t);
   } else {
@@ -487,6 +513,9 @@ static void test_known_boxes_have_known_kernels(void) {
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {64, 64, 112, 112}, .indices = true,
         BACKWARD},
        "drops_max"},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {64, 64, 112, 112}, .indices = true,
+        .channels_last = true, BACKWARD},
+       "drops_max_channels"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 2, 4, 1, 1, 1), .shape = {32, 64, 512, 512}}, "slides_max_4"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 3), .shape = {64, 192, 65536}}, "walks_max_1_8_1_3"},
       {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 2, 1, 3), .shape = {16, 32, 128, 128, 128}},
@@ -537,6 +566,36 @@ static void test_known_boxes_have_known_kernels(void) {
                                                   &t.on->properties, ONEPASS_CUDA_BEST, &t.launch),
         "%s", describe_box(&t));
     EXPECT_TEXT(t.launch.name, known[i].name);
+  }
+}
+
+/* Tiles are long where windows reach far, made of whole steps of them, and small where there are few. */
+static void test_known_channel_drops_have_known_tiles(void) {
+  static const struct {
+    box_case of;
+    int32_t tile[3];
+  } known[] = {
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {64, 64, 112, 112}}, {1, 8, 8}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 1, 1, 1), .shape = {64, 192, 28, 28}}, {1, 7, 7}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 2, 2, 0, 1), .shape = {64, 256, 56, 56}}, {1, 2, 28}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 16, 16, 0, 1), .shape = {64, 256, 56, 56}}, {1, 8, 8}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 3, 3, 1, 1, 1), .shape = {8, 64, 32, 56, 56}}, {4, 4, 4}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 1, 8, 1, 4, 1), .shape = {64, 192, 65536}}, {1, 1, 64}},
+      {{BOX_CASE(ONEPASS_MAX_POOL, 2, 3, 2, 1, 1), .shape = {1, 8, 16, 16}}, {1, 2, 4}},
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    box_trial t = {.of = known[i].of, .on = &gpus[H200]};
+    t.of.pool.direction = ONEPASS_BACKWARD;
+    t.of.type = F32;
+    t.of.indices = t.of.channels_last = true;
+    EXPECT(
+        make_box(&t) && onepass_pool_choose_boxes(&t.plan.problem.pool, t.of.indices, false,
+                                                  &t.on->properties, ONEPASS_CUDA_BEST, &t.launch),
+        "%s", describe_box(&t));
+    EXPECT_TEXT(t.launch.name, "drops_max_channels");
+    EXPECT(memcmp(t.launch.args.drops.tile, known[i].tile, sizeof known[i].tile) == 0,
+           "%s: a tile of %d x %d x %d", describe_box(&t), (int)t.launch.args.drops.tile[0],
+           (int)t.launch.args.drops.tile[1], (int)t.launch.args.drops.tile[2]);
   }
 }
 
@@ -601,6 +660,7 @@ static void test_known_channel_teams_have_known_sizes(void) {
 int main(void) {
   test_boxes_keep_what_kernels_take_for_granted();
   test_known_boxes_have_known_kernels();
+  test_known_channel_drops_have_known_tiles();
   test_known_channel_teams_have_known_sizes();
   return expect_report("test_launch_cuda_boxes");
 }
