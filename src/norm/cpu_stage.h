@@ -67,24 +67,29 @@ ALWAYS_INLINE V NAME(activated)(const onepass_activation activation, V x) {
 /* Far out slopes are 0 and 1, and their terms must not overflow. */
 ALWAYS_INLINE V NAME(slope)(const onepass_activation activation, V x) {
   const V near = CLAMP(x, -40, 40);
+  V slope;
   switch (activation) {
     case ONEPASS_RELU:
       return CHOOSE(x > 0, ALL(1), ALL(0));
     case ONEPASS_GELU:
-      return FMA(near * (C)0.39894228040143267794, EXP(near * near * (C)-0.5), BELOW(near));
+      slope = FMA(near * (C)0.39894228040143267794, EXP(near * near * (C)-0.5), BELOW(near));
+      break;
     case ONEPASS_GELU_TANH: {
       const C by = (C)(2 * 0.79788456080286535588);
       const V s = LOGISTIC(NAME(gelu_argument)(near));
       const V inner = by * FMA(near * near, ALL((C)(3 * 0.044715)), ALL(1));
-      return FMA(near * inner, s * (1 - s), s);
+      slope = FMA(near * inner, s * (1 - s), s);
+      break;
     }
     case ONEPASS_SILU: {
       const V s = LOGISTIC(near);
-      return FMA(near, s * (1 - s), s);
+      slope = FMA(near, s * (1 - s), s);
+      break;
     }
     default:
       return ALL(1);
   }
+  return CHOOSE(x < -1000, ALL(0), slope); /* no little of -Inf, which would be Inf */
 }
 
 /* Two vectors at a time, so that constants, more than there are registers, are loaded half as often. The last

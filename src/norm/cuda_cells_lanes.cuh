@@ -27,11 +27,24 @@ struct lanes_place {
   }
 };
 
+/* Positions that are loaded together: as many as there are registers for. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+enum { LANES_AHEAD_OF_HALVES = 8 };
+#else
+enum { LANES_AHEAD_OF_HALVES = 4 };
+#endif
+template <int VEC, bool BACKWARD, bool FUSED>
+struct lanes_ahead {
+  static const int gathered =
+      FUSED || (BACKWARD && VEC == 8) ? 2 : (BACKWARD || VEC < 8 ? 4 : LANES_AHEAD_OF_HALVES);
+  static const int applied = BACKWARD ? (FUSED && VEC == 8 ? 1 : 2) : gathered;
+};
+
 template <class T, int VEC, bool BACKWARD, bool FUSED>
 __device__ inline void lanes_gather(const cells_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = cell_sums<BACKWARD>::count;
-  const int AHEAD = FUSED || (BACKWARD && VEC == 8) ? 2 : 4;
+  const int AHEAD = lanes_ahead<VEC, BACKWARD, FUSED>::gathered;
   __shared__ C shared[SUMS][CELLS_WARPS][WARP * VEC];
   __shared__ C abouts[WARP * VEC];
   const lanes_place<T, VEC> at(a, blockIdx.x, a.slice, (unsigned)a.segments);
@@ -169,8 +182,7 @@ __device__ inline void lanes_gather(const cells_args &a) {
 template <class T, int VEC, bool BACKWARD, bool FUSED>
 __device__ inline void lanes_apply(const cells_args &a) {
   typedef typename sums_of<T>::type C;
-  /* Positions that are loaded together: as many as there are registers for. */
-  const int AHEAD = BACKWARD && FUSED && VEC == 8 ? 1 : FUSED || BACKWARD ? 2 : 4;
+  const int AHEAD = lanes_ahead<VEC, BACKWARD, FUSED>::applied;
   const lanes_place<T, VEC> at(a, gridDim.x - 1 - blockIdx.x, a.apply_slice,
                                (unsigned)a.apply_pieces);
   if (!at.active) return;

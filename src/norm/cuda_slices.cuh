@@ -380,29 +380,43 @@ struct thread_ring {
 
 /* ---- Sums over rows ------------------------------------------------------------------------------- */
 
-template <class C>
-__device__ inline void store_part(int64_t to, C dweight, C dbias, const norm_args &a) {
-  if (a.dweight_parts) ((C *)a.dweight_parts)[to] = dweight;
-  if (a.dbias_parts) ((C *)a.dbias_parts)[to] = dbias;
-}
-
 /* A block's sums of dweight and dbias, which its threads have in registers, as a part. `to`: that of the
- * slice's first element. */
+ * slice's first element. A lane's sums lie side by side, and one by one each store would be of 32 sectors: they go
+ * through the places of the warp's own packs, where nothing is on its way any more. */
 template <class T, class C, int PACKS>
 __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
                                    const thread_ring<T, PACKS, 2> &ring,
                                    const C (&dweight)[PACKS][vector_of<T>::count],
                                    const C (&dbias)[PACKS][vector_of<T>::count], C end_dweight,
                                    C end_dbias, const norm_args &a) {
+  const int VEC = vector_of<T>::count, ROOM = 16 / sizeof(C); /* of a place */
+  const int lane = (int)threadIdx.x % WARP;
+  wait_for_all_but<0>();
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
+    const unsigned has = __ballot_sync(ALL_LANES, mine.has(i));
+    if (!has) continue;
+    const int64_t first = to + (ring.position(i) - lane * VEC - mine.begin);
 #pragma unroll
-    for (int j = 0; j < vector_of<T>::count; j++) {
-      if (mine.has(i))
-        store_part(to + ring.position(i) - mine.begin + j, dweight[i][j], dbias[i][j], a);
+    for (int which = 0; which < 2; which++) {
+      C *parts = (C *)(which ? a.dbias_parts : a.dweight_parts);
+      if (!parts) continue;
+#pragma unroll
+      for (int j = 0; j < VEC; j++)
+        ((C *)ring.place(0, j / ROOM, i))[j % ROOM] = which ? dbias[i][j] : dweight[i][j];
+      __syncwarp();
+#pragma unroll
+      for (int k = 0; k < VEC; k++) {
+        const int at = k * WARP + lane, from = at / VEC, j = at % VEC;
+        const C *place = (const C *)ring.place(0, j / ROOM, i) + (from - lane) * ROOM;
+        if (has >> from & 1) parts[first + at] = place[j % ROOM];
+      }
+      __syncwarp();
     }
   }
-  if (mine.column >= 0) store_part(to + mine.column, end_dweight, end_dbias, a);
+  if (mine.column < 0) return;
+  if (a.dweight_parts) ((C *)a.dweight_parts)[to + mine.column] = end_dweight;
+  if (a.dbias_parts) ((C *)a.dbias_parts)[to + mine.column] = end_dbias;
 }
 
 #endif

@@ -11,8 +11,9 @@ enum {
   MERGE_LANES = 4,
   FORWARD_PACKS = 4, /* of a thread that writes runs; kernels.cu */
   BACKWARD_PACKS = 2,
-  TEAM_SLOTS = 4,       /* of a lane, at least, before more lanes share a run */
-  MOST_WARP_SLOTS = 512 /* of a run that no more than a warp shares */
+  TEAM_SLOTS = 4,        /* of a lane, at least, before more lanes share a run */
+  MOST_WARP_SLOTS = 512, /* of a run that no more than a warp shares */
+  MOST_OF_LANE = 64      /* positions */
 };
 static const int64_t MOST_CELLS = 1 << 30, MOST_POSITIONS = 1 << 30, MOST_PARTS_OF_ROW = 2048;
 
@@ -120,12 +121,13 @@ static int64_t lanes_across(const choice *c, int64_t packs, int64_t vec) {
   return lanes;
 }
 
-/* Positions of a block: shares of about `blocks` in all, few enough for each thread. */
+/* Positions of a block: shares of `blocks` in all, or a few less, as one more than there is room for would run alone
+ * in the end. Few enough for each thread. */
 static int64_t positions_of_block(int64_t positions, int64_t threads, int64_t others,
-                                  int64_t blocks, int64_t fewest, int64_t most_of_thread) {
-  const int64_t share = onepass_divide_up(positions, onepass_divide_up(blocks, others));
+                                  int64_t blocks, int64_t fewest) {
+  const int64_t share = onepass_divide_up(positions, onepass_most(1, blocks / others));
   return onepass_round_up(
-      onepass_least(onepass_most(share, fewest * threads), most_of_thread * threads), threads);
+      onepass_least(onepass_most(share, fewest * threads), MOST_OF_LANE * threads), threads);
 }
 
 static bool choose_lanes(choice *c) {
@@ -141,13 +143,13 @@ static bool choose_lanes(choice *c) {
   l->team = (int32_t)lanes_across(c, packs, vec);
   const int64_t batches = l->as_one ? 1 : c->batches, threads = BLOCK / l->team;
   const int64_t strips = onepass_divide_up(packs, l->team), others = strips * batches;
-  l->slice = positions_of_block(l->positions, threads, others, 4 * c->chip, 8, 64);
+  l->slice = positions_of_block(l->positions, threads, others, 2 * c->chip, 8);
   l->slice =
       onepass_most(l->slice, onepass_round_up(onepass_divide_up(l->positions, 1 << 20), threads));
   l->segments = onepass_divide_up(l->positions, l->slice);
   l->parts = batches * l->segments;
   l->gather_grid = strips * l->parts;
-  l->apply_slice = positions_of_block(l->positions, threads, others, 8 * c->chip, 4, 32);
+  l->apply_slice = positions_of_block(l->positions, threads, others, 4 * c->chip, 4);
   l->apply_pieces = onepass_divide_up(l->positions, l->apply_slice);
   l->apply_grid = others * l->apply_pieces;
   return l->gather_grid <= INT32_MAX && l->apply_grid <= INT32_MAX;

@@ -150,7 +150,7 @@ static bool are_like_sums(const choice *c) {
 static void reserve_parts(const choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
-  l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 8)), WARP);
+  l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 16)), WARP);
   l->direct = c->summed && parts == 1 && are_like_sums(c);
   if (!c->summed || l->direct) return;
   l->launches++;
@@ -306,11 +306,9 @@ static bool choose_ring(choice *c) {
   *l = nothing;
   const bool broad_fits = fit_ring(c, true);
   if (!narrow_fits && !broad_fits) return false;
-  /* The one with the fewer idle places. */
-  if (!broad_fits ||
-      (narrow_fits && (int64_t)narrow.packs * narrow.block < (int64_t)l->packs * l->block)) {
-    *l = narrow;
-  }
+  /* The one with the fewer idle places; backward, which has much to do for each, the one with more warps. */
+  const bool fewer_idle = (int64_t)narrow.packs * narrow.block < (int64_t)l->packs * l->block;
+  if (!broad_fits || (narrow_fits && (c->p->backward || fewer_idle))) *l = narrow;
   reserve_parts(c, l->grid);
   return true;
 }

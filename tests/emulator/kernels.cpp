@@ -81,6 +81,7 @@ static inline int __any_sync(unsigned mask, int so) { return lanes_that_say_so(m
 static inline int __all_sync(unsigned mask, int so) {
   return lanes_that_say_so(mask, so) == 0xffffffffu;
 }
+static inline unsigned __ballot_sync(unsigned mask, int so) { return lanes_that_say_so(mask, so); }
 static inline void __syncwarp() { machine_meet(SYNC, 0); }
 
 /* What the compiler may rely on. */
