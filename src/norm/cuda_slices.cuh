@@ -389,14 +389,18 @@ __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
                                    const C (&dweight)[PACKS][vector_of<T>::count],
                                    const C (&dbias)[PACKS][vector_of<T>::count], C end_dweight,
                                    C end_dbias, const norm_args &a) {
-  const int VEC = vector_of<T>::count, ROOM = 16 / sizeof(C); /* of a place */
-  const int lane = (int)threadIdx.x % WARP;
+  const int VEC = vector_of<T>::count, STEP = WARP / VEC;
+  const int ROOM = 16 / sizeof(C); /* of a place */
+  /* Every STEP-th lane has a sum that this one stores, from `other` on: always the same of its VEC. */
+  const int lane = (int)threadIdx.x % WARP, other = lane / VEC, which_of_other = lane % VEC;
   wait_for_all_but<0>();
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const unsigned has = __ballot_sync(ALL_LANES, mine.has(i));
     if (!has) continue;
-    const int64_t first = to + (ring.position(i) - lane * VEC - mine.begin);
+    const int64_t first = to + (ring.position(i) - lane * VEC - mine.begin) + lane;
+    const C *from = (const C *)ring.place(0, which_of_other / ROOM, i) + (other - lane) * ROOM +
+                    which_of_other % ROOM;
 #pragma unroll
     for (int which = 0; which < 2; which++) {
       C *parts = (C *)(which ? a.dbias_parts : a.dweight_parts);
@@ -407,9 +411,7 @@ __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
       __syncwarp();
 #pragma unroll
       for (int k = 0; k < VEC; k++) {
-        const int at = k * WARP + lane, from = at / VEC, j = at % VEC;
-        const C *place = (const C *)ring.place(0, j / ROOM, i) + (from - lane) * ROOM;
-        if (has >> from & 1) parts[first + at] = place[j % ROOM];
+        if (has >> (other + k * STEP) & 1) parts[first + k * WARP] = from[k * STEP * ROOM];
       }
       __syncwarp();
     }

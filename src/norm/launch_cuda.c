@@ -295,6 +295,17 @@ static bool fit_ring(choice *c, bool broad) {
   return l->grid > 0;
 }
 
+/* Forward the one with the fewer idle places is better. Backward, where there is much to do for each, it is the one
+ * with more threads at once; of floats both have as many registers, and narrow ones are less in each other's way. */
+static bool is_narrow_better(const choice *c, const onepass_norm_launch *narrow,
+                             const onepass_norm_launch *broad) {
+  const int64_t chip = c->device->multiprocessors;
+  if (!c->p->backward)
+    return (int64_t)narrow->packs * narrow->block < (int64_t)broad->packs * broad->block;
+  return c->size == 4 || onepass_divide_up(narrow->grid, chip) * narrow->block >=
+                             onepass_divide_up(broad->grid, chip) * broad->block;
+}
+
 static bool choose_ring(choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->n == 0 || c->rows == 0 || c->n > INT32_MAX / 2 || c->p->rows.ndim > 1) return false;
@@ -306,9 +317,7 @@ static bool choose_ring(choice *c) {
   *l = nothing;
   const bool broad_fits = fit_ring(c, true);
   if (!narrow_fits && !broad_fits) return false;
-  /* The one with the fewer idle places; backward, which has much to do for each, the one with more warps. */
-  const bool fewer_idle = (int64_t)narrow.packs * narrow.block < (int64_t)l->packs * l->block;
-  if (!broad_fits || (narrow_fits && (c->p->backward || fewer_idle))) *l = narrow;
+  if (!broad_fits || (narrow_fits && is_narrow_better(c, &narrow, l))) *l = narrow;
   reserve_parts(c, l->grid);
   return true;
 }

@@ -604,6 +604,34 @@ static void test_known_problems_have_known_kernels(void) {
   }
 }
 
+/* Backward, by how many threads there are at once. */
+static void test_known_rings_have_known_widths(void) {
+  static const struct {
+    int64_t rows, n;
+    int type;
+    bool broad;
+    int32_t block;
+    int64_t grid;
+  } known[] = {
+      {12608, 768, BF16, false, 64, 1056},  /* 512 threads, not 384 */
+      {16384, 4096, BF16, false, 256, 264}, /* as many */
+      {16384, 4095, BF16, true, 192, 264}, /* one narrow block would have a multiprocessor to itself */
+      {282, 4311, BF16, false, 288, 128}, /* as one has anyway, of so few rows */
+      {32768, 1024, F32, false, 96, 660},   {8192, 8192, F32, true, 512, 132},
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    const norm_case of = {true,    true,          known[i].type, EVERYTHING,
+                          COMPACT, known[i].rows, known[i].n};
+    norm_trial trial = {.of = of, .on = &gpus[H200], .asked = ONEPASS_CUDA_RING}, *t = &trial;
+    make_norm(t);
+    if (!EXPECT(choose_norm(t), "%s", describe_norm(t))) continue;
+    const onepass_norm_launch *l = &t->launch;
+    EXPECT(l->broad == known[i].broad && l->block == known[i].block && l->grid == known[i].grid,
+           "broad %d, %d threads, %d blocks: %s", l->broad, (int)l->block, (int)l->grid,
+           describe_norm(t));
+  }
+}
+
 /* ---- Kernels that were asked for and cannot do it -------------------------------------------- */
 
 static void test_a_kernel_that_cannot_do_it_is_refused(void) {
@@ -668,6 +696,7 @@ int main(void) {
   test_choices_keep_what_kernels_take_for_granted();
   test_every_boundary_between_the_rungs();
   test_known_problems_have_known_kernels();
+  test_known_rings_have_known_widths();
   test_a_kernel_that_cannot_do_it_is_refused();
   test_kernels_say_their_names();
   test_each_rung_is_the_best_of_some_problem();
