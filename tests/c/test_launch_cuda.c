@@ -615,7 +615,7 @@ static void test_known_rings_have_known_widths(void) {
   } known[] = {
       {12608, 768, BF16, false, 64, 1056},  /* 512 threads, not 384 */
       {16384, 4096, BF16, false, 256, 264}, /* as many */
-      {16384, 4095, BF16, true, 192, 264}, /* one narrow block would have a multiprocessor to itself */
+      {16384, 4095, BF16, true, 192, 256}, /* one narrow block would have a multiprocessor to itself */
       {282, 4311, BF16, false, 288, 128}, /* as one has anyway, of so few rows */
       {32768, 1024, F32, false, 96, 660},   {8192, 8192, F32, true, 512, 132},
   };
