@@ -149,6 +149,23 @@ static void test_an_infinity_in_layer_norm_makes_its_row_nan(void) {
   }
 }
 
+/* Not a little of it: what is multiplied with the slope may be infinite, too. */
+static void test_slopes_at_minus_infinity_are_0(void) {
+  for (size_t d = 0; d < 4; d++) {
+    for (int activation = ONEPASS_RELU; activation <= ONEPASS_SILU; activation++) {
+      call *c = call_on(FUSED_BACKWARD, every_dtype[d], 1e-5);
+      c->norm.activation = (onepass_activation)activation;
+      array_set(c->role[BIAS], 13, -(double)INFINITY);
+      EXPECT_OK(call_run(c));
+      double dweight = array_get(c->role[DWEIGHT], 13), dbias = array_get(c->role[DBIAS], 13);
+      EXPECT(dweight == 0 && dbias == 0, "activation %d of %s: dweight is %g, dbias %g", activation,
+             dtype_name(every_dtype[d]), dweight, dbias);
+      EXPECT(array_get(c->role[DBIAS], 14) != 0, "nothing was computed");
+      call_free(c);
+    }
+  }
+}
+
 static void test_pooling_keeps_nan_and_infinity_in_their_windows(void) {
   for (size_t d = 0; d < 4; d++) {
     call *c = call_on(POOL_FORWARD, every_dtype[d], 0);
@@ -410,6 +427,7 @@ int main(void) {
   test_a_nan_makes_its_row_nan_and_no_other();
   test_an_infinity_in_l1_norm_is_nan_and_the_rest_of_its_row_zero();
   test_an_infinity_in_layer_norm_makes_its_row_nan();
+  test_slopes_at_minus_infinity_are_0();
   test_pooling_keeps_nan_and_infinity_in_their_windows();
   test_layer_norm_of_a_large_offset_keeps_its_digits();
   test_a_constant_row_of_layer_norm_is_the_bias();
