@@ -24,7 +24,7 @@ enum {
 
 /* What the command line asks for. */
 typedef struct request {
-  int op, device;
+  int op, dtype, device;
   bool quick, full, json;
   int64_t threads, seed, number;
 } request;
@@ -274,7 +274,8 @@ static void print_kernel(const run *run, const kernel_line *line) {
 static int name_unreached(const run *run, char *text, size_t size) {
   int missing = 0;
   text[0] = '\0';
-  bool whole = run->request->op == ops_all() && run->request->number < 0;
+  bool whole =
+      run->request->op == ops_all() && run->request->dtype == DTYPES && run->request->number < 0;
   if (!run->cuda || !whole) return 0;
   for (int kernel = ONEPASS_CUDA_BEST + 1; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
     if (run->reached[kernel] > 0) continue;
@@ -288,6 +289,8 @@ static int name_unreached(const run *run, char *text, size_t size) {
 
 static bool wanted(const request *request, const check_case *check_case) {
   if (request->number >= 0) return check_case->number == request->number;
+  if (request->dtype != DTYPES && !dtype_equal(check_case->problem.dtype, dtype_at(request->dtype)))
+    return false;
   return op_is_chosen(request->op, check_case->problem.op);
 }
 
@@ -469,9 +472,11 @@ static int check_all(const request *request) {
 }
 
 int run_check(int count, char **arguments) {
-  request request = {.op = ops_all(), .device = DEVICE_AUTO, .seed = 1, .number = -1};
+  request request = {
+      .op = ops_all(), .dtype = DTYPES, .device = DEVICE_AUTO, .seed = 1, .number = -1};
   bool help;
   const option options[] = {{"--op", OPTION_CHOICE, &request.op, 0, 0, op_choices()},
+                            {"--dtype", OPTION_CHOICE, &request.dtype, 0, 0, dtype_choices},
                             {"--quick", OPTION_FLAG, &request.quick, 0, 0, NULL},
                             {"--full", OPTION_FLAG, &request.full, 0, 0, NULL},
                             {"--threads", OPTION_NUMBER, &request.threads, 1, 1024, NULL},

@@ -228,6 +228,18 @@ def test_a_check_of_one_operator_shows_only_that(device: str) -> None:
     assert "layer_norm" not in result.stdout
 
 
+def test_a_check_of_one_type_is_its_part_of_the_whole() -> None:
+    def lines_of(*options: str) -> List[Dict[str, Any]]:
+        result = onepass("check", "--quick", "--op", "avg_pool1d", "--device", "cpu", "--json", *options)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return [line for line in map(json.loads, result.stdout.splitlines()) if "dtype" in line]
+
+    whole = lines_of()
+    assert {line["dtype"] for line in whole} == {"f32", "f64", "f16", "bf16"}
+    assert lines_of("--dtype", "bf16") == [line for line in whole if line["dtype"] == "bf16"]
+    assert lines_of("--dtype", "all") == whole
+
+
 @pytest.mark.parametrize("op", ["layer_norm", "batch_norm", "max_pool2d"])
 def test_a_check_says_what_ran(device: str, op: str) -> None:
     result = onepass("check", "--quick", "--op", op, "--device", device, "--json")
