@@ -46,7 +46,7 @@ static const char info_help[] =
   "          and the same with 2d and 3d\n"
 
 static const char check_help[] =
-    "usage: onepass check [--op NAME] [--quick | --full] [OPTION...]\n"
+    "usage: onepass check [--op NAME] [--dtype NAME] [--quick | --full] [OPTION...]\n"
     "\n"
     "Runs every operator, forward and backward, in every type, on the awkward shapes above all:\n"
     "odd lengths, any axis, windows that hang over the end, strided and misaligned tensors, in\n"
@@ -59,6 +59,7 @@ static const char check_help[] =
     "operators fails when a kernel was never reached.\n"
     "\n"
     "  --op NAME       an operator, a family, or all (default)\n"
+    "  --dtype NAME    f32, f64, f16, bf16 or all (default)\n"
     "  --quick         less than a minute\n"
     "  --full          many minutes: every variant, long rows, tensors of more than 100 MB\n"
     "  --threads N     compare 1 and N threads; default: 1, 2 and 3. On a GPU: the threads that\n"
@@ -128,7 +129,7 @@ static const char bench_help[] =
     "CPU\n"
     "  --cuda-kernel NAME\n"
     "                   GPU: best (default), warps, blocks, ring, stream, passes, columns,\n"
-    "                   strided or windows\n"
+    "                   strided, windows or points\n"
     "  --reps N         repetitions; default: about a second's worth, at least 5\n"
     "  --json           one JSON object a line\n"
     "  -v               more columns: kernel, vector, threads, workspace; on a GPU kernel, grid,\n"

@@ -9,8 +9,9 @@
 #include "cli.h"
 
 const char *const device_choices[] = {"cpu", "cuda", "auto", NULL};
-const char *const cuda_kernel_choices[] = {"best",   "warps",   "blocks",  "ring",    "stream",
-                                           "passes", "columns", "strided", "windows", NULL};
+const char *const cuda_kernel_choices[] = {"best",    "warps",  "blocks",  "ring",
+                                           "stream",  "passes", "columns", "strided",
+                                           "windows", "points", NULL};
 
 enum { LONGEST_NAME = 32, OLDEST_CUDA = 8 /* compute capability */ };
 

@@ -288,7 +288,8 @@ typedef enum onepass_cuda_kernel {
   ONEPASS_CUDA_PASSES = 5,  /* norm: rows are read twice, once for their sums */
   ONEPASS_CUDA_COLUMNS = 6, /* norm: lanes run across rows whose elements are far apart */
   ONEPASS_CUDA_STRIDED = 7, /* norm, pool: any strides, element by element */
-  ONEPASS_CUDA_WINDOWS = 8, /* pool: dense lines */
+  ONEPASS_CUDA_WINDOWS = 8, /* pool: dense lines and planes, neighbouring outputs a thread */
+  ONEPASS_CUDA_POINTS = 9,  /* pool: lines of averages that lie back to back, output by output */
   ONEPASS_CUDA_KERNEL_COUNT
 } onepass_cuda_kernel;
 

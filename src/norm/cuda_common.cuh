@@ -27,10 +27,6 @@ __device__ inline C one_over_n(const norm_args &a) {
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
-__device__ inline unsigned divide(unsigned n, const onepass_divider &d) {
-  return d.by == 1 ? n : __umulhi(n, d.multiplier) >> d.shift;
-}
-
 __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t position) {
   if (walk.ndim <= 1) return position * walk.stride[role][0];
   int64_t offset = 0;

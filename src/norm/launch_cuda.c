@@ -624,7 +624,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
 }
 
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel) {
-  static const char *const names[] = {"best",   "warps",   "blocks",  "ring",   "stream",
-                                      "passes", "columns", "strided", "windows"};
+  static const char *const names[] = {"best",   "warps",   "blocks",  "ring",    "stream",
+                                      "passes", "columns", "strided", "windows", "points"};
   return names[kernel];
 }

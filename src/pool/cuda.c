@@ -27,6 +27,32 @@ static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
   if (last < first) args->plain_end = args->plain_begin;
 }
 
+static onepass_status queue_points(const onepass_plan *plan, const onepass_buffers *buffers,
+                                   char *workspace, void *stream) {
+  const onepass_pool_problem *p = &plan->problem.pool;
+  const onepass_pool_axis *wide = &p->wide;
+  (void)workspace;
+  const onepass_point_args args = {
+      .in = p->backward ? buffers->dy : buffers->x,
+      .out = p->backward ? buffers->dx : buffers->y,
+      .total = onepass_pool_outputs(p) * p->planes.count,
+      .in_step = p->planes.stride[p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X][0],
+      .outputs = (int32_t)onepass_pool_outputs(p),
+      .inputs = (int32_t)(p->backward ? wide->pooled : wide->length),
+      .step = (int32_t)wide->stride,
+      .offset = (int32_t)(p->backward ? wide->padding - wide->kernel + 1 : -wide->padding),
+      .by_outputs = onepass_divider_of(onepass_pool_outputs(p)),
+      .by_stride = onepass_divider_of(wide->stride),
+      .one_over_kernel_f32 = (float)p->one_over_kernel,
+      .kernel = (int32_t)wide->kernel,
+      .padding = (int32_t)wide->padding,
+      .most = INT32_MAX / 2,
+      .uniform = onepass_pool_is_uniform(p),
+      .count_include_pad = p->count_include_pad,
+      .one_over_kernel = p->one_over_kernel};
+  return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
+}
+
 static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers *buffers,
                                  char *workspace, void *stream) {
   const onepass_pool_problem *p = &plan->problem.pool;
@@ -93,9 +119,9 @@ static onepass_status plan_lines(onepass_plan *plan, onepass_cuda_kernel asked) 
   if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) return cannot_do(plan, asked);
   onepass_cuda_launch *step = &plan->cuda.pool.step;
   *step = (onepass_cuda_launch){.grid = l->grid, .block = l->block, .shared = l->shared};
-  plan->queue = queue_pool;
+  plan->queue = l->kernel == ONEPASS_CUDA_POINTS ? queue_points : queue_pool;
   describe_launch(plan, l->kernel, step);
-  return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, p->type, l->name, &step->function);
+  return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, p->type, l->name, step);
 }
 
 /* ---- Boxes ------------------------------------------------------------------------------------- */
@@ -132,7 +158,7 @@ static onepass_status load_box(onepass_plan *plan, const onepass_box_launch *box
                                onepass_cuda_launch *step) {
   *step = (onepass_cuda_launch){.grid = box->grid, .block = box->block, .shared = box->shared};
   return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, plan->problem.pool.type, box->name,
-                           &step->function);
+                           step);
 }
 
 static onepass_status plan_boxes(onepass_plan *plan, onepass_cuda_kernel asked) {

@@ -3,6 +3,8 @@
 #define ONEPASS_POOL_CUDA_H
 
 #include "core/tensor.h"
+#include "cuda/divider.h"
+#include "cuda/turns.h"
 
 /* The argument of every kernel. A kernel makes lines of `outputs` elements from lines of `inputs`
  * elements: y from x, or dx from dy. */
@@ -25,6 +27,22 @@ typedef struct onepass_pool_args {
   int32_t tile; /* outputs of a block */
 } onepass_pool_args;
 
+/* The argument of the kernels of points, which make lines that lie back to back, `outputs` each, from others of `inputs`
+ * that are in_step apart. Positions in a line have 32 bits; where `total` is more than `most`, blocks first look for the
+ * line they begin in. */
+typedef struct onepass_point_args {
+  const void *in;
+  void *out;
+  int64_t total, in_step;
+  int32_t outputs, inputs, step,
+      offset; /* output o begins at input o * step + offset, or backward at stride `step` */
+  onepass_divider by_outputs, by_stride;
+  float one_over_kernel_f32;
+  int32_t kernel, padding, most;
+  int32_t uniform, count_include_pad; /* as above */
+  double one_over_kernel;
+} onepass_point_args;
+
 /* ---- Boxes: windows over up to three axes ------------------------------------------------------ */
 
 /* The tensors of such a pooling, in this order wherever there is one of something for each. */
@@ -37,16 +55,11 @@ enum {
   ONEPASS_BOX_TENSORS
 };
 
-/* Division of numbers below 2^31 by one that is known beforehand. */
-typedef struct onepass_box_divider {
-  uint32_t multiplier, shift;
-} onepass_box_divider;
-
 typedef struct onepass_box_axis {
   int64_t kernel, stride, padding, dilation, extent, length, pooled; /* as in onepass_pool_axis */
   int64_t count;                     /* of what threads make: y's, or backward dx's */
   int64_t step[ONEPASS_BOX_TENSORS]; /* from one element to the next */
-  onepass_box_divider by_count, by_stride;
+  onepass_divider by_count, by_stride;
 } onepass_box_axis;
 
 /* Walks: along the first of the three axes, `chunk` of its outputs a thread. A block has `lanes` neighbours along the
@@ -58,7 +71,7 @@ typedef struct onepass_box_walk {
   int32_t steady; /* rows of inputs are whole packs of 16 bytes apart */
   int32_t even;   /* rows of outputs begin at multiples of 16 bytes, and are made of such */
   int64_t blocks_wide, chunks;
-  onepass_box_divider by_high;
+  onepass_divider by_high;
   uint64_t gaps;         /* bit i: planes i more than a multiple of the stride are in no window */
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_walk;
@@ -89,13 +102,13 @@ typedef struct onepass_box_args {
   onepass_box_axis axis[3];
   int64_t outer, inner;
   int64_t outer_step[ONEPASS_BOX_TENSORS], inner_step[ONEPASS_BOX_TENSORS];
-  onepass_box_divider by_inner;
+  onepass_divider by_inner;
   int32_t packs; /* returns: 16 bytes each, of a plane */
-  onepass_box_divider by_packs;
+  onepass_divider by_packs;
   int32_t channels_last;
   /* Each group of blocks has `group` outer positions, so that 32 bits count what a group makes. */
   int64_t group, group_blocks;
-  onepass_box_divider by_group_blocks;
+  onepass_divider by_group_blocks;
   int32_t adaptive, count_include_pad;
   int32_t many_terms; /* add up in double */
   int32_t uniform;    /* every sum is multiplied by `factor` */

@@ -17,9 +17,9 @@ enum { BOX_AVG, BOX_MAX, BOX_LP };
 
 /* ---- Positions --------------------------------------------------------------------------------- */
 
-__device__ inline int64_t divide_by(int64_t n, onepass_box_divider, int64_t by) { return n / by; }
-__device__ inline int32_t divide_by(int32_t n, onepass_box_divider d, int64_t) {
-  return (int32_t)((__umulhi((unsigned)n, d.multiplier) + (unsigned)n) >> d.shift);
+__device__ inline int64_t divide_by(int64_t n, onepass_divider, int64_t by) { return n / by; }
+__device__ inline int32_t divide_by(int32_t n, onepass_divider d, int64_t) {
+  return (int32_t)divide((unsigned)n, d);
 }
 
 /* What a thread makes. */
@@ -65,7 +65,7 @@ struct box_place {
   }
 
  private:
-  __device__ static I next(I &rest, onepass_box_divider divider, I count) {
+  __device__ static I next(I &rest, onepass_divider divider, I count) {
     const I whole = divide_by(rest, divider, count), left = rest - whole * count;
     rest = whole;
     return left;

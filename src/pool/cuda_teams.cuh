@@ -311,7 +311,7 @@ __device__ static void team_channels(const box_args &a) {
   const int thread = (int)threadIdx.x, rank = thread & (team - 1), part = rank >> log_lanes,
             parts = team >> log_lanes;
   int rest = (int)blockIdx.x * (BLOCK >> log_team) + (thread >> log_team);
-  const auto next = [&](onepass_box_divider by, int count) {
+  const auto next = [&](onepass_divider by, int count) {
     const int whole = divide_by(rest, by, count), left = rest - whole * count;
     rest = whole;
     return left;

@@ -17,8 +17,10 @@ typedef float element;
 typedef double element;
 #elif defined(ONEPASS_ELEMENT_f16)
 typedef __half element;
+#define ONEPASS_IS_HALF
 #elif defined(ONEPASS_ELEMENT_bf16)
 typedef __nv_bfloat16 element;
+#define ONEPASS_IS_HALF
 #endif
 
 typedef sums_of<element>::type sums;
@@ -29,6 +31,7 @@ enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32, SLOTS = 4, WIDE_
 #include "pool/cuda_bands.cuh"
 #include "pool/cuda_boxes.cuh"
 #include "pool/cuda_drops.cuh"
+#include "pool/cuda_points.cuh"
 #include "pool/cuda_returns.cuh"
 #include "pool/cuda_slides.cuh"
 #include "pool/cuda_spans.cuh"
@@ -135,37 +138,6 @@ __device__ static void store_plain(element *out, sums (&v)[VEC], sums factor) {
   store_streaming(out, narrow_pack<sums, element, VEC>(v));
 }
 
-/* A slot of all outputs, of which the first and the last one may be partly beyond them, and where its
- * first output is, counted from the line's first. */
-struct flat_slot {
-  element *out;
-  int64_t line;
-  int output;     /* negative before the first line */
-  int begin, end; /* which outputs of the slot exist */
-  __device__ flat_slot(const pool_args &a) {
-    element *all = (element *)a.out;
-    const int64_t total = a.outputs * a.lines.count;
-    const int64_t first = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * VEC - phase_of(all);
-    const int64_t start = first < 0 ? 0 : first, left = total - first;
-    out = all + first;
-    begin = (int)(start - first);
-    end = left < VEC ? (int)left : VEC;
-    line =
-        total <= INT32_MAX ? (int64_t)((unsigned)start / (unsigned)a.outputs) : start / a.outputs;
-    output = (int)(start - line * a.outputs) - begin;
-  }
-  __device__ void store(const sums (&made)[VEC]) const {
-    if (begin == 0 && end == VEC) {
-      store_pack(out, narrow_pack<sums, element, VEC>(made));
-      return;
-    }
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-      if (j >= begin && j < end) out[j] = narrow_to<element>::from(made[j]);
-    }
-  }
-};
-
 /* ---- Kernels ------------------------------------------------------------------------------------ */
 
 /* Inputs lo.. of a line, `bytes` of them from an aligned address on, to shared memory, without waiting;
@@ -269,88 +241,6 @@ __device__ static void any_windows(const pool_args &a) {
     any_windows_of(a, slot);
 }
 
-/* Lines whose outputs lie back to back, of any length: all of them are one row of slots, a thread has one and
- * walks from line to line in it. Positions in a line are 32 bits wide. K: the kernel, or 0 for any. Backward at
- * stride 1 is a window, too, as long as all are divided alike. */
-template <int K>
-__device__ static void flat_windows(const pool_args &a) {
-  const int outputs = (int)a.outputs, inputs = (int)a.inputs, kernel = K ? K : (int)a.kernel;
-  const int step = a.backward ? 1 : (int)a.stride;
-  const int offset = a.backward ? (int)(a.padding - a.kernel + 1) : -(int)a.padding;
-  const flat_slot slot(a);
-  if (slot.end <= 0) return;
-  const element *in = (const element *)a.in + slot.line * a.lines.stride[a.in_role][0];
-  int output = slot.output, begin = output * step + offset;
-  sums made[VEC];
-#pragma unroll
-  for (int j = 0; j < VEC; j++, output++, begin += step) {
-    if (output == outputs) {
-      output = 0;
-      begin = offset;
-      in += a.lines.stride[a.in_role][0];
-    }
-    made[j] = 0;
-    if (j < slot.begin || j >= slot.end) continue;
-    if (K) {
-#pragma unroll
-      for (int k = 0; k < K; k++) {
-        if ((unsigned)(begin + k) < (unsigned)inputs) made[j] += widen(in[begin + k]);
-      }
-    } else {
-      const int from = begin < 0 ? 0 : begin,
-                to = begin + kernel < inputs ? begin + kernel : inputs;
-      for (int i = from; i < to; i++) made[j] += widen(in[i]);
-    }
-    int divisor = kernel;
-    if (!a.uniform) { /* forward */
-      const int beyond = begin + kernel - inputs - (int)a.padding, from = begin < 0 ? -begin : 0;
-      divisor = kernel - (beyond > 0 ? beyond : 0);
-      if (!a.count_include_pad) {
-        const int end = begin + kernel < inputs ? begin + kernel : inputs;
-        divisor = end - begin - from;
-      }
-    }
-    made[j] = divisor == kernel ? made[j] * (sums)a.one_over_kernel : made[j] / (sums)divisor;
-  }
-  slot.store(made);
-}
-
-/* The same backward, at any stride: the windows of an element are counted on from element to element. */
-__device__ static void flat_backward(const pool_args &a) {
-  const int length = (int)a.length, pooled = (int)a.pooled;
-  const int kernel = (int)a.kernel, stride = (int)a.stride, padding = (int)a.padding;
-  const flat_slot slot(a);
-  if (slot.end <= 0) return;
-  const element *in = (const element *)a.in + slot.line * a.lines.stride[a.in_role][0];
-  int at = slot.output;
-  sums made[VEC];
-#pragma unroll
-  for (int j = 0; j < VEC; j++, at++) {
-    if (at == length) {
-      at = 0;
-      in += a.lines.stride[a.in_role][0];
-    }
-    made[j] = 0;
-    if (j < slot.begin || j >= slot.end) continue;
-    const int place = at + padding;
-    const int from = place < kernel ? 0 : (int)((unsigned)(place - kernel) / (unsigned)stride) + 1;
-    int last = (int)((unsigned)place / (unsigned)stride);
-    if (last > pooled - 1) last = pooled - 1;
-    for (int window = from; window <= last; window++) {
-      const sums dy = widen(in[window]);
-      const int begin = window * stride - padding, end = begin + kernel;
-      if (a.uniform || (begin >= 0 && end <= length)) {
-        made[j] += dy * (sums)a.one_over_kernel;
-      } else if (a.count_include_pad) {
-        made[j] += dy / (sums)((end < length + padding ? end : length + padding) - begin);
-      } else {
-        made[j] += dy / (sums)((end < length ? end : length) - (begin < 0 ? 0 : begin));
-      }
-    }
-  }
-  slot.store(made);
-}
-
 /* Long windows that overlap much: sums of 1, 2, 4, ... neighbours are made in shared memory, each
  * from the one before, and every output takes those that make up its window. A block makes `tile`
  * outputs of one line; thread t has the outputs t, t + BLOCK, ... */
@@ -435,6 +325,8 @@ __device__ static void strided_windows(const pool_args &a) {
 #define KERNEL(name, call)                               \
   extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
       name(const __grid_constant__ pool_args args) {     \
+    await_turn();                                        \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                  \
     call;                                                \
   }
 
@@ -445,31 +337,46 @@ SMALL_KERNEL(3, 1)
 SMALL_KERNEL(4, 1)
 SMALL_KERNEL(5, 1)
 SMALL_KERNEL(8, 1)
+#ifdef ONEPASS_IS_HALF
 SMALL_KERNEL(2, 2)
 SMALL_KERNEL(3, 2)
 SMALL_KERNEL(4, 2)
-SMALL_KERNEL(3, 3)
-SMALL_KERNEL(4, 4)
+#endif
 KERNEL(windows_any, (any_windows(args)))
-KERNEL(windows_flat, (flat_windows<0>(args)))
-KERNEL(windows_flat_1, (flat_windows<1>(args)))
-KERNEL(windows_flat_2, (flat_windows<2>(args)))
-KERNEL(windows_flat_3, (flat_windows<3>(args)))
-KERNEL(windows_flat_4, (flat_windows<4>(args)))
-KERNEL(windows_flat_5, (flat_windows<5>(args)))
-KERNEL(windows_flat_6, (flat_windows<6>(args)))
-KERNEL(windows_flat_7, (flat_windows<7>(args)))
-KERNEL(windows_flat_8, (flat_windows<8>(args)))
-KERNEL(windows_flat_backward, (flat_backward(args)))
 KERNEL(windows_doubled, (doubled_windows(args)))
 KERNEL(windows_warp, (warp_windows(args)))
 KERNEL(windows_strided, (strided_windows(args)))
+
+#define POINT_KERNEL(name, call)                                                    \
+  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 8 ? 2 : 4) \
+      points_##name(const __grid_constant__ point_args args) {                      \
+    await_turn();                                                                   \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                                             \
+    call;                                                                           \
+  }
+
+POINT_KERNEL(any, (point_windows<0>(args)))
+POINT_KERNEL(1, (point_windows<1>(args)))
+POINT_KERNEL(2, (point_windows<2>(args)))
+POINT_KERNEL(3, (point_windows<3>(args)))
+POINT_KERNEL(4, (point_windows<4>(args)))
+POINT_KERNEL(5, (point_windows<5>(args)))
+POINT_KERNEL(6, (point_windows<6>(args)))
+POINT_KERNEL(7, (point_windows<7>(args)))
+POINT_KERNEL(8, (point_windows<8>(args)))
+POINT_KERNEL(backward_any, (point_gradients<0>(args)))
+POINT_KERNEL(backward_1, (point_gradients<1>(args)))
+POINT_KERNEL(backward_2, (point_gradients<2>(args)))
+POINT_KERNEL(backward_3, (point_gradients<3>(args)))
+POINT_KERNEL(backward_4, (point_gradients<4>(args)))
 
 /* ---- Boxes ------------------------------------------------------------------------------------- */
 
 #define BOX_KERNEL(name, call)                           \
   extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
       name(const __grid_constant__ box_args args) {      \
+    await_turn();                                        \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                  \
     call;                                                \
   }
 
@@ -491,6 +398,8 @@ BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 #define CHANNEL_TEAM_KERNEL(name, OP)                                               \
   extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 2 ? 3 : 4) \
       name(const __grid_constant__ box_args args) {                                 \
+    await_turn();                                                                   \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                                             \
     team_channels<OP>(args);                                                        \
   }
 CHANNEL_TEAM_KERNEL(teams_avg_channels, BOX_AVG)
@@ -520,14 +429,20 @@ enum { RETURNS = 1, DROPS = 3 };
 #endif
 extern "C" __global__ void __launch_bounds__(BLOCK, RETURNS)
     returns_avg(const __grid_constant__ box_args args) {
+  await_turn();
+  let_next_begin(ONEPASS_FEW_BLOCKS);
   return_gradients(args);
 }
 extern "C" __global__ void __launch_bounds__(BLOCK, DROPS)
     drops_max(const __grid_constant__ box_args args) {
+  await_turn();
+  let_next_begin(ONEPASS_FEW_BLOCKS);
   drop_gradients(args);
 }
 extern "C" __global__ void __launch_bounds__(CHANNEL_DROPS_BLOCK, 6)
     drops_max_channels(const __grid_constant__ box_args args) {
+  await_turn();
+  let_next_begin(ONEPASS_FEW_BLOCKS);
   drop_channel_gradients(args);
 }
 
@@ -537,6 +452,8 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_DROPS_BLOCK, 6)
   extern "C" __global__ void __launch_bounds__(                                \
       WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION))  \
       name(const __grid_constant__ box_args args) {                            \
+    await_turn();                                                              \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                                        \
     walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION>(args);   \
   }
 #define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                 \
@@ -570,11 +487,15 @@ static constexpr int slides_at_once(int op) {
 #define BAND_KERNEL(name, OP)                                  \
   extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, 2) \
       name(const __grid_constant__ box_args args) {            \
+    await_turn();                                              \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                        \
     band_windows<OP>(args);                                    \
   }
 #define SLIDE(op, OP, K)                                                         \
   extern "C" __global__ void __launch_bounds__(SLIDES_BLOCK, slides_at_once(OP)) \
       slides_##op##_##K(const __grid_constant__ box_args args) {                 \
+    await_turn();                                                                \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                                          \
     slide_windows<OP, K>(args);                                                  \
   }
 BAND_KERNEL(bands_avg, BOX_AVG)

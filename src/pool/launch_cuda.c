@@ -6,6 +6,8 @@ enum {
   BLOCK = 256,
   WARP = 32,
   SLOTS = 4,              /* of 16 bytes, that a thread of a long line makes */
+  POINTS = 4,             /* outputs of a thread that makes one after the other */
+  FEW_OUTPUTS = 1 << 22,  /* that tiles would take longer for than points */
   MOST_TERMS = 32,        /* of an output that one thread adds up */
   WIDE_OUTPUTS = 8,       /* of a thread, by doubling */
   LONGEST_DOUBLED = 32768 /* bytes of sums, which leave room for half as much */
@@ -18,8 +20,8 @@ enum {
 static const struct {
   int64_t kernel, stride;
   const char *name;
-} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1), SMALL(5, 1), SMALL(8, 1),
-                     SMALL(2, 2), SMALL(3, 2), SMALL(4, 2), SMALL(3, 3), SMALL(4, 4)};
+} small_kernels[] = {SMALL(2, 1), SMALL(3, 1), SMALL(4, 1), SMALL(5, 1),
+                     SMALL(8, 1), SMALL(2, 2), SMALL(3, 2), SMALL(4, 2)};
 
 bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
   return (p->count_include_pad || p->wide.padding == 0) &&
@@ -27,9 +29,11 @@ bool onepass_pool_is_uniform(const onepass_pool_problem *p) {
              p->wide.length + 2 * p->wide.padding;
 }
 
-/* Backward at stride 1 is a window, too; at other strides it is not. All must be divided alike. */
+/* Backward at stride 1 is a window, too; at other strides it is not. All must be divided alike. Strides other than 1 are
+ * for halves: points are as fast with larger elements. */
 static const char *small_kernel_of(const onepass_pool_problem *p) {
-  if ((p->backward && p->wide.stride != 1) || !onepass_pool_is_uniform(p)) return NULL;
+  if (!onepass_pool_is_uniform(p)) return NULL;
+  if (p->wide.stride != 1 && (p->backward || onepass_type_size(p->type) > 2)) return NULL;
   for (size_t i = 0; i < sizeof small_kernels / sizeof *small_kernels; i++) {
     if (small_kernels[i].kernel == p->wide.kernel && small_kernels[i].stride == p->wide.stride) {
       return small_kernels[i].name;
@@ -62,24 +66,35 @@ static size_t tile_bytes(const onepass_pool_problem *p) {
 }
 
 /* Lines whose outputs lie back to back, of any length that 32 bits can count, with few terms an output. */
-static bool choose_flat(const onepass_pool_problem *p, onepass_pool_launch *l) {
-  static const char *const of_kernel[] = {"windows_flat",   "windows_flat_1", "windows_flat_2",
-                                          "windows_flat_3", "windows_flat_4", "windows_flat_5",
-                                          "windows_flat_6", "windows_flat_7", "windows_flat_8"};
+static bool choose_points(const onepass_pool_problem *p, onepass_pool_launch *l) {
+  static const char *const of_kernel[] = {"points_any", "points_1", "points_2",
+                                          "points_3",   "points_4", "points_5",
+                                          "points_6",   "points_7", "points_8"};
+  static const char *const of_terms[] = {"points_backward_any", "points_backward_1",
+                                         "points_backward_2", "points_backward_3",
+                                         "points_backward_4"};
   const int64_t outputs = onepass_pool_outputs(p), lines = p->planes.count;
-  const int64_t vec = 16 / onepass_type_size(p->type), limit = INT32_MAX / 4;
+  const int64_t terms = onepass_divide_up(p->wide.kernel, p->wide.stride), limit = INT32_MAX / 4;
   const int role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
   if (p->planes.ndim > 1 || (lines > 1 && p->planes.stride[role][0] != outputs)) return false;
   if (lines == 0 || outputs == 0 || p->wide.length > limit || p->wide.padding > limit ||
       p->wide.kernel > MOST_TERMS || p->wide.stride > limit / onepass_most(1, p->wide.pooled)) {
     return false;
   }
+  l->grid = onepass_divide_up(outputs * lines, BLOCK * POINTS);
+  if (l->grid > INT32_MAX) return false;
   const bool is_window = !p->backward || (p->wide.stride == 1 && onepass_pool_is_uniform(p));
-  l->name =
-      is_window ? of_kernel[p->wide.kernel <= 8 ? p->wide.kernel : 0] : "windows_flat_backward";
-  l->grid = onepass_divide_up(outputs * lines + vec - 1, vec * BLOCK);
-  l->flat = true;
+  l->name = is_window ? of_kernel[p->wide.kernel <= 8 ? p->wide.kernel : 0]
+                      : of_terms[terms <= 4 && onepass_pool_is_uniform(p) ? terms : 0];
+  l->kernel = ONEPASS_CUDA_POINTS;
   return true;
+}
+
+/* Many outputs of a few common kernels are made faster by tiles. */
+static bool is_best_by_points(const onepass_pool_problem *p) {
+  const int64_t vec = 16 / onepass_type_size(p->type), outputs = onepass_pool_outputs(p);
+  return outputs + vec - 1 <= BLOCK * vec || !small_kernel_of(p) ||
+         outputs <= FEW_OUTPUTS / onepass_most(1, p->planes.count);
 }
 
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {
@@ -93,8 +108,6 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
   l->name = l->lanes ? NULL : small_kernel_of(p);
   if (l->name) {
     l->shared = tile_bytes(p);
-  } else if (choose_flat(p, l)) {
-    return l->grid <= INT32_MAX;
   } else if (terms <= MOST_TERMS) {
     l->name = "windows_any";
   } else if (overlaps && p->wide.kernel <= LONGEST_DOUBLED / size) {
@@ -121,9 +134,11 @@ bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
                               onepass_pool_launch *launch) {
   (void)device;
   *launch = (onepass_pool_launch){.kernel = ONEPASS_CUDA_WINDOWS, .block = BLOCK};
-  if (asked == ONEPASS_CUDA_WINDOWS && !dense) return false;
-  if (dense && asked != ONEPASS_CUDA_STRIDED) {
-    if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_WINDOWS) return false;
+  const bool best = asked == ONEPASS_CUDA_BEST;
+  if (dense && (asked == ONEPASS_CUDA_POINTS || (best && is_best_by_points(problem)))) {
+    if (choose_points(problem, launch)) return true;
+  }
+  if (dense && (asked == ONEPASS_CUDA_WINDOWS || best)) {
     if (choose_windows(problem, launch)) return true;
   }
   if (asked != ONEPASS_CUDA_BEST && asked != ONEPASS_CUDA_STRIDED) return false;

@@ -24,16 +24,6 @@ static const onepass_role role_of[] = {
 
 /* ---- The problem as kernels see it ----------------------------------------------------------- */
 
-/* n / divisor is (n * multiplier / 2^32 + n) >> shift for every n below 2^31. */
-onepass_box_divider onepass_box_divider_of(int64_t divisor) {
-  onepass_box_divider d = {1, 0};
-  if (divisor < 1 || divisor > INT32_MAX) return d; /* not used then */
-  while (((int64_t)1 << d.shift) < divisor) d.shift++;
-  const uint64_t above = ((uint64_t)1 << d.shift) - (uint64_t)divisor;
-  d.multiplier = (uint32_t)((above << 32) / (uint64_t)divisor + 1);
-  return d;
-}
-
 /* Adaptive windows that are all alike are ordinary ones. */
 static bool has_equal_parts(const onepass_pool_problem *p) {
   for (int a = 0; a < ONEPASS_POOL_AXES; a++) {
@@ -57,8 +47,8 @@ static onepass_box_axis axis_of(const onepass_pool_problem *p, int a, bool equal
     axis.dilation = 1;
   }
   for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) axis.step[t] = from->step[role_of[t]];
-  axis.by_count = onepass_box_divider_of(axis.count);
-  axis.by_stride = onepass_box_divider_of(axis.stride);
+  axis.by_count = onepass_divider_of(axis.count);
+  axis.by_stride = onepass_divider_of(axis.stride);
   return axis;
 }
 
@@ -217,7 +207,7 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   l->kernel = ONEPASS_CUDA_STRIDED;
   l->name = names[p->op][p->backward][way];
   l->aligned = way == CHANNELS;
-  args->by_inner = onepass_box_divider_of(args->inner / pack);
+  args->by_inner = onepass_divider_of(args->inner / pack);
   if (made == 0 || args->outer == 0) {
     l->grid = 0;
   } else if (way == WIDE) {
@@ -228,7 +218,7 @@ static void choose_thread_an_output(const onepass_pool_problem *p, bool any_addr
   } else {
     args->group = onepass_least(args->outer, onepass_most(1, (int64_t)(ONEPASS_BOX_MOST / made)));
     args->group_blocks = onepass_divide_up((int64_t)made * args->group, ONEPASS_BOX_BLOCK);
-    args->by_group_blocks = onepass_box_divider_of(args->group_blocks);
+    args->by_group_blocks = onepass_divider_of(args->group_blocks);
     l->grid = args->group_blocks * onepass_divide_up(args->outer, args->group);
   }
 }
@@ -330,7 +320,7 @@ static bool choose_channel_teams(const onepass_pool_problem *p, bool any_address
   args->team = (int32_t)(lanes * parts);
   args->team_lanes = (int32_t)lanes;
   args->team_tiles = onepass_divide_up(packs, lanes);
-  args->by_inner = onepass_box_divider_of(args->team_tiles);
+  args->by_inner = onepass_divider_of(args->team_tiles);
   const bool max = p->op == ONEPASS_MAX_POOL;
   l->kernel = ONEPASS_CUDA_STRIDED;
   l->name = max ? "teams_max_channels" : "teams_avg_channels";

@@ -12,8 +12,6 @@ enum {
   ONEPASS_BOX_MOST = 1 << 30 /* of what kernels count in 32 bits */
 };
 
-onepass_box_divider onepass_box_divider_of(int64_t divisor);
-
 /* Whether positions in a plane, and all that is made of them on the way, stay below 2^31. */
 bool onepass_box_is_narrow(const onepass_box_args *args);
 

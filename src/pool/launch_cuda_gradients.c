@@ -36,7 +36,7 @@ bool onepass_box_choose_returns(const onepass_pool_problem *p, bool any_address,
   const int64_t packs = onepass_divide_up(elements, vec);
   if (args->outer > ONEPASS_BOX_MOST / packs) return false;
   args->packs = (int32_t)packs;
-  args->by_packs = onepass_box_divider_of(packs);
+  args->by_packs = onepass_divider_of(packs);
   args->walk.even = l->aligned = !any_address && elements % vec == 0 &&
                                  (args->outer == 1 || args->outer_step[ONEPASS_BOX_DX] % vec == 0);
   l->kernel = ONEPASS_CUDA_WINDOWS;
@@ -151,7 +151,7 @@ bool onepass_box_choose_channel_drops(const onepass_pool_problem *p,
   }
   if (tiles > ONEPASS_BOX_MOST) return false;
   const int64_t size = (int64_t)args->drops.tile[0] * args->drops.tile[1] * args->drops.tile[2];
-  args->by_inner = onepass_box_divider_of(args->inner);
+  args->by_inner = onepass_divider_of(args->inner);
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = "drops_max_channels";
   l->block = CHANNEL_DROPS_BLOCK;

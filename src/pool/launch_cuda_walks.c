@@ -228,7 +228,7 @@ bool onepass_box_choose_walks(const onepass_pool_problem *p, bool indices, bool 
   }
   l->kernel = ONEPASS_CUDA_WINDOWS;
   walk->steady = has_steady_rows(args, ONEPASS_BOX_X, vec);
-  walk->by_high = onepass_box_divider_of(axis[1].pooled);
+  walk->by_high = onepass_divider_of(axis[1].pooled);
   const bool may_be_wide = vec > 2 && (walk->steady || axis[2].length >= LONG_ROW * vec);
   if (choose_slides(p, indices, any_address, device, l)) return true;
   l->name = name_walk(axis, op, may_be_wide);

@@ -13,7 +13,6 @@ typedef struct onepass_pool_launch {
   int32_t block;
   size_t shared;
   int32_t tiles, lanes, lines_of_block, tile; /* as in onepass_pool_args */
-  bool flat;                                  /* all lines are one row of outputs */
   bool many_terms;                            /* in an output that one thread adds up */
 } onepass_pool_launch;
 

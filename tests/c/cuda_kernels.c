@@ -41,7 +41,8 @@ static const struct {
                 {3, {6, 700, 64}, 1},
                 {2, {9000, 12}, 0}};
 
-static const int64_t windows[][3] = {{3, 2, 1}, {8, 1, 4}, {2, 2, 0}, {5, 7, 2}, {40, 1, 20}};
+static const int64_t windows[][3] = {{3, 2, 1}, {8, 1, 4}, {2, 2, 0}, {5, 7, 2}, {40, 1, 20},
+                                     {1, 1, 0}, {6, 2, 0}, {9, 2, 4}, {4, 3, 1}};
 
 static long runs[ONEPASS_CUDA_KERNEL_COUNT];
 

@@ -16,7 +16,7 @@ const char *const gpu_kernel_name[ONEPASS_CUDA_KERNEL_COUNT] = {
     [ONEPASS_CUDA_BLOCKS] = "blocks",   [ONEPASS_CUDA_RING] = "ring",
     [ONEPASS_CUDA_STREAM] = "stream",   [ONEPASS_CUDA_PASSES] = "passes",
     [ONEPASS_CUDA_COLUMNS] = "columns", [ONEPASS_CUDA_STRIDED] = "strided",
-    [ONEPASS_CUDA_WINDOWS] = "windows",
+    [ONEPASS_CUDA_WINDOWS] = "windows", [ONEPASS_CUDA_POINTS] = "points",
 };
 
 /* What ran last: an error may be its. */

@@ -672,13 +672,14 @@ static void test_a_kernel_that_cannot_do_it_is_refused(void) {
 
 static void test_kernels_say_their_names(void) {
   static const char *const names[ONEPASS_CUDA_KERNEL_COUNT] = {
-      "best", "warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows"};
+      "best",   "warps",   "blocks",  "ring",    "stream",
+      "passes", "columns", "strided", "windows", "points"};
   for (int i = 0; i < ONEPASS_CUDA_KERNEL_COUNT; i++) {
     EXPECT_TEXT(onepass_cuda_kernel_name((onepass_cuda_kernel)i), names[i]);
   }
 }
 
-/* Windows are for pools. */
+/* Windows and points are for pools. */
 static void test_each_rung_is_the_best_of_some_problem(void) {
   for (int i = ONEPASS_CUDA_WARPS; i < ONEPASS_CUDA_WINDOWS; i++) {
     EXPECT(is_best_for_some[i], "%s", onepass_cuda_kernel_name((onepass_cuda_kernel)i));

@@ -93,7 +93,7 @@ static bool make_box(box_trial *t) {
   return onepass_make_pool(&t->plan, pool, &tensors, &options) == ONEPASS_OK;
 }
 
-static bool divides(onepass_box_divider divider, int64_t by) {
+static bool divides(onepass_divider divider, int64_t by) {
   const int64_t numbers[] = {0, 1, by - 1, by, by + 1, 1000 * by - 1, 1000 * by, INT32_MAX};
   for (int i = 0; i < COUNT(numbers); i++) {
     if (numbers[i] > INT32_MAX) continue;

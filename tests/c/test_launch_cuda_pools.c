@@ -95,15 +95,23 @@ static void expect_windows(const pool_trial *t) {
   const pool_case *of = &t->of;
   const int64_t step = of->backward ? 1 : of->stride;
   long long kernel = 0, stride = 0;
-  if (strncmp(l->name, "windows_flat", 12) == 0) {
-    POOL(l->flat && of->kernel <= 32 && of->length <= INT32_MAX / 4);
-    POOL(l->grid == divide_up(t->outputs * of->lines + 16 / t->size - 1, 16 / t->size * l->block));
-    POOL(sscanf(l->name, "windows_flat_%lld", &kernel) != 1 || kernel == of->kernel);
-    POOL(!of->backward || of->stride == 1 || strcmp(l->name, "windows_flat_backward") == 0);
+  if (l->kernel == ONEPASS_CUDA_POINTS) {
+    const bool all_alike = onepass_pool_is_uniform(&t->plan.problem.pool);
+    POOL(of->kernel <= 32 && of->length <= INT32_MAX / 4);
+    POOL(l->grid == divide_up(t->outputs * of->lines, 4 * l->block));
+    if (sscanf(l->name, "points_backward_%lld", &kernel) == 1) {
+      POOL(of->backward && all_alike && kernel == divide_up(of->kernel, of->stride));
+    } else if (strcmp(l->name, "points_backward_any") == 0) {
+      POOL(of->backward);
+    } else {
+      POOL(sscanf(l->name, "points_%lld", &kernel) != 1 || kernel == of->kernel);
+      POOL(!of->backward || (of->stride == 1 && all_alike));
+    }
   } else if (sscanf(l->name, "windows_%lld_%lld", &kernel, &stride) == 2) {
     /* small_windows has the inputs of a whole tile in shared memory, from any alignment on. */
     const int64_t outputs = (int64_t)l->block * 4 * (16 / t->size);
     POOL(kernel == of->kernel && stride == of->stride && (!of->backward || stride == 1));
+    POOL(stride == 1 || t->size == 2);
     POOL(!l->lanes);
     POOL((int64_t)l->shared >= up_to(((outputs - 1) * step + kernel) * t->size + 15, 16));
     expect_slots_are_shared(t);
@@ -127,11 +135,12 @@ static void expect_pool_launch(const pool_trial *t) {
   POOL(l->block == 256);
   POOL(l->grid <= INT32_MAX && l->grid >= (t->of.lines > 0 ? 1 : 0));
   POOL((int64_t)l->shared <= t->on->properties.shared_block);
-  if (l->kernel == ONEPASS_CUDA_WINDOWS) {
+  if (l->kernel != ONEPASS_CUDA_STRIDED) {
     POOL(t->dense);
+    POOL((l->kernel == ONEPASS_CUDA_POINTS) == (strncmp(l->name, "points_", 7) == 0));
     expect_windows(t);
   } else {
-    POOL(l->kernel == ONEPASS_CUDA_STRIDED && strcmp(l->name, "windows_strided") == 0);
+    POOL(strcmp(l->name, "windows_strided") == 0);
     POOL(l->grid == divide_up(t->outputs * t->of.lines, l->block));
   }
 }
@@ -142,8 +151,11 @@ static void try_pool(pool_trial *t) {
     t->asked = (onepass_cuda_kernel)asked;
     memset(&t->launch, 0x5a, sizeof t->launch);
     const bool possible = choose_pool(t);
+    const bool back_to_back = t->dense && !(t->of.spread && t->of.backward && t->of.lines > 1);
     const bool suits = asked == ONEPASS_CUDA_BEST || asked == ONEPASS_CUDA_STRIDED ||
-                       (asked == ONEPASS_CUDA_WINDOWS && t->dense);
+                       (asked == ONEPASS_CUDA_WINDOWS && t->dense) ||
+                       (asked == ONEPASS_CUDA_POINTS && back_to_back && t->of.kernel <= 32 &&
+                        t->of.lines > 0 && t->outputs > 0);
     POOL(possible == suits);
     if (!possible) continue;
     expect_pool_launch(t);
@@ -194,13 +206,17 @@ static void test_known_pools_have_known_kernels(void) {
   } known[] = {
       {{false, false, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
       {{true, false, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
-      {{false, false, F32, 8192, 65536, 8, 1, 4, true}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
+      {{false, false, F32, 8192, 65536, 8, 1, 4, true}, ONEPASS_CUDA_POINTS, "points_8"},
       {{false, false, BF16, 8192, 65536, 2, 2, 0, false}, ONEPASS_CUDA_WINDOWS, "windows_2_2"},
-      {{true, false, BF16, 8192, 65536, 2, 2, 0, false},
-       ONEPASS_CUDA_WINDOWS,
-       "windows_flat_backward"},
-      {{false, false, F32, 8192, 100, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_flat_8"},
-      {{false, false, F32, 8192, 100, 9, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_flat"},
+      {{true, false, BF16, 8192, 65536, 2, 2, 0, false}, ONEPASS_CUDA_POINTS, "points_backward_1"},
+      {{false, false, F32, 8192, 100, 8, 1, 4, false}, ONEPASS_CUDA_POINTS, "points_8"},
+      {{false, false, F32, 8192, 100, 9, 1, 4, false}, ONEPASS_CUDA_POINTS, "points_any"},
+      {{false, false, F32, 63, 65536, 8, 1, 4, false}, ONEPASS_CUDA_POINTS, "points_8"},
+      {{false, false, F32, 64, 65536, 8, 1, 4, false}, ONEPASS_CUDA_WINDOWS, "windows_8_1"},
+      {{false, false, F32, 8192, 65536, 2, 2, 0, false}, ONEPASS_CUDA_POINTS, "points_2"},
+      {{true, false, F32, 8192, 65536, 3, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_backward_2"},
+      {{true, false, F32, 8192, 65536, 3, 2, 1, true}, ONEPASS_CUDA_POINTS, "points_backward_any"},
+      {{true, false, F32, 8192, 65536, 9, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_backward_any"},
       {{false, false, F32, 8192, 65536, 1000, 1, 0, false},
        ONEPASS_CUDA_WINDOWS,
        "windows_doubled"},

@@ -435,10 +435,10 @@ static size_t arguments_of(const char *kernel) {
   const struct {
     const char *prefix;
     size_t bytes;
-  } kinds[] = {{"cells_", sizeof(onepass_cells_args)}, {"windows_", sizeof(onepass_pool_args)},
-               {"boxes_", sizeof(onepass_box_args)},   {"teams_", sizeof(onepass_box_args)},
-               {"walks_", sizeof(onepass_box_args)},   {"slides_", sizeof(onepass_box_args)},
-               {"steps_", sizeof(onepass_box_args)},   {"", sizeof(onepass_norm_args)}};
+  } kinds[] = {{"cells_", sizeof(onepass_cells_args)},  {"abs_", sizeof(onepass_norm_args)},
+               {"squares_", sizeof(onepass_norm_args)}, {"moments_", sizeof(onepass_norm_args)},
+               {"windows_", sizeof(onepass_pool_args)}, {"points_", sizeof(onepass_point_args)},
+               {"", sizeof(onepass_box_args)}};
   int i = 0;
   while (strncmp(kernel, kinds[i].prefix, strlen(kinds[i].prefix))) i++;
   return kinds[i].bytes;
