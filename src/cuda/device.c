@@ -14,7 +14,8 @@ enum {
   MOST_DEVICES = 64,
   MOST_KERNELS = 256, /* of a family and a type: a power of two, and more than there are */
   LONGEST_NAME = 64,
-  OLDEST_MAJOR = 8
+  OLDEST_MAJOR = 8,
+  FIRST_OVERLAPPING_DRIVER = 12030 /* earlier ones cannot capture such launches */
 };
 
 /* Kernels by name, in a table that only grows: readers need no lock. A name is written before its
@@ -28,6 +29,7 @@ struct onepass_cuda_device {
   int32_t id;
   CUcontext context;
   onepass_cuda_properties properties;
+  bool overlaps; /* launches may begin before those ahead of them have ended */
   pthread_mutex_t loading;
   CUmodule modules[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT];
   loaded_kernel kernels[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT][MOST_KERNELS];
@@ -152,6 +154,9 @@ static onepass_status open_device(int32_t id, const char *argument, onepass_cuda
   properties->shared_multiprocessor =
       attribute_of(handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
   properties->l2 = attribute_of(handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+  int driver = 0;
+  cuda()->cuDriverGetVersion(&driver);
+  device->overlaps = properties->major >= 9 && driver >= FIRST_OVERLAPPING_DRIVER;
   const CUresult result = cuda()->cuDevicePrimaryCtxRetain(&device->context, handle);
   if (result != CUDA_SUCCESS) return refused("cuDevicePrimaryCtxRetain", result);
   device->id = id;
@@ -252,12 +257,12 @@ static onepass_status load_kernel(onepass_cuda_device *device, onepass_cuda_fami
 }
 
 onepass_status onepass_cuda_load(const onepass_cuda_device *opened, onepass_cuda_family family,
-                                 onepass_type type, const char *name,
-                                 onepass_cuda_function *function) {
+                                 onepass_type type, const char *name, onepass_cuda_launch *launch) {
   onepass_cuda_device *device = atomic_load(&devices[opened->id]);
   loaded_kernel *kernels = device->kernels[family][type];
-  *function = atomic_load(&place_of(kernels, name)->function);
-  if (*function) return ONEPASS_OK;
+  launch->early = device->overlaps;
+  launch->function = atomic_load(&place_of(kernels, name)->function);
+  if (launch->function) return ONEPASS_OK;
   bool entered;
   onepass_status status = onepass_cuda_enter(device, &entered);
   if (status != ONEPASS_OK) return status;
@@ -266,12 +271,12 @@ onepass_status onepass_cuda_load(const onepass_cuda_device *opened, onepass_cuda
   cuda()->cuThreadExchangeStreamCaptureMode(&mode);
   pthread_mutex_lock(&device->loading);
   loaded_kernel *place = place_of(kernels, name);
-  *function = atomic_load(&place->function);
-  if (!*function) {
-    status = load_kernel(device, family, type, name, function);
+  launch->function = atomic_load(&place->function);
+  if (!launch->function) {
+    status = load_kernel(device, family, type, name, &launch->function);
     if (status == ONEPASS_OK) {
       snprintf(place->name, sizeof place->name, "%s", name);
-      atomic_store_explicit(&place->function, *function, memory_order_release);
+      atomic_store_explicit(&place->function, launch->function, memory_order_release);
     }
   }
   pthread_mutex_unlock(&device->loading);
@@ -343,8 +348,11 @@ onepass_status onepass_cuda_check_stream(const onepass_cuda_device *device, void
 
 onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void *args,
                                   void *stream) {
-  CUlaunchAttribute cooperative = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE};
-  cooperative.value.cooperative = launch->cooperative;
+  CUlaunchAttribute how = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value = {.cooperative = 1}};
+  if (!launch->cooperative) {
+    how.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    how.value.programmaticStreamSerializationAllowed = 1;
+  }
   CUlaunchConfig config = {.gridDimX = (unsigned)launch->grid,
                            .gridDimY = 1,
                            .gridDimZ = 1,
@@ -353,8 +361,8 @@ onepass_status onepass_cuda_queue(const onepass_cuda_launch *launch, const void 
                            .blockDimZ = 1,
                            .sharedMemBytes = (unsigned)launch->shared,
                            .hStream = stream,
-                           .attrs = &cooperative,
-                           .numAttrs = launch->cooperative};
+                           .attrs = &how,
+                           .numAttrs = launch->cooperative || launch->early};
   void *parameters[] = {(void *)(uintptr_t)args};
   const CUresult result = cuda()->cuLaunchKernelEx(&config, launch->function, parameters, NULL);
   return result == CUDA_SUCCESS ? ONEPASS_OK : refused("launching a kernel", result);

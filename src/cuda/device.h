@@ -34,6 +34,7 @@ typedef struct onepass_cuda_launch {
   int64_t grid;
   int32_t block;
   bool cooperative; /* all blocks run at once */
+  bool early;       /* may begin before what is ahead of it has ended: the kernel waits by itself */
   size_t shared;
 } onepass_cuda_launch;
 
@@ -45,11 +46,10 @@ onepass_status onepass_cuda_open_device(int32_t id, const char *argument,
                                         const onepass_cuda_device **device);
 const onepass_cuda_properties *onepass_cuda_properties_of(const onepass_cuda_device *device);
 
-/* The kernel `name` of a family for elements of `type`; loads what is not yet loaded. A kernel that
- * may use more shared memory than any block has at first is given it. */
+/* Gives a launch the kernel `name` of a family for elements of `type`; loads what is not yet loaded. A
+ * kernel that may use more shared memory than any block has at first is given it. */
 onepass_status onepass_cuda_load(const onepass_cuda_device *device, onepass_cuda_family family,
-                                 onepass_type type, const char *name,
-                                 onepass_cuda_function *function);
+                                 onepass_type type, const char *name, onepass_cuda_launch *launch);
 
 /* What is wrong with an address or a stream for work on this device; ONEPASS_OK if nothing. */
 onepass_status onepass_cuda_check_memory(const onepass_cuda_device *device, const char *name,

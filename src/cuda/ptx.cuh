@@ -74,6 +74,24 @@ __device__ inline void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* ---- From launch to launch ---- */
+
+/* A kernel may begin while what was queued before it still runs, and waits here until that has ended and all it wrote
+ * can be read; before, it may look at nothing in memory but its arguments. */
+__device__ inline void await_turn() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel may begin now if this one has few blocks, and else when they end: blocks that come early crowd onto
+ * the few multiprocessors that have room for them. */
+__device__ inline void let_next_begin(unsigned few_blocks) {
+#if __CUDA_ARCH__ >= 900
+  if (gridDim.x <= few_blocks) asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* ---- Barriers in shared memory ---- */
 
 __device__ inline void init_barrier(unsigned long long *barrier, int arrivals) {

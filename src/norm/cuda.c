@@ -25,8 +25,8 @@ static naming name_kernels(const onepass_plan *plan) {
 
 static onepass_status add_step(const onepass_plan *plan, onepass_norm_way *way, const char *name,
                                onepass_cuda_launch step) {
-  const onepass_status status = onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM,
-                                                  plan->problem.norm.type, name, &step.function);
+  const onepass_status status =
+      onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM, plan->problem.norm.type, name, &step);
   way->steps[way->step_count++] = step;
   return status;
 }
@@ -160,36 +160,39 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   const onepass_norm_problem *p = &plan->problem.norm;
   const onepass_norm_way *way = &plan->cuda.norm.ways[alignment_of(buffers)];
   const onepass_norm_launch *l = &way->launch;
-  onepass_norm_args args = {.at = *buffers,
-                            .rows = p->rows,
-                            .elements = p->elements,
-                            .eps = p->eps,
-                            .share = p->divide_by_count ? p->one_over_n : 1,
-                            .one_over_n = p->one_over_n,
-                            .f32 = {.eps = (float)p->eps,
-                                    .share = p->divide_by_count ? (float)p->one_over_n : 1,
-                                    .one_over_n = (float)p->one_over_n},
-                            .denominator = (int32_t)p->op->denominator,
-                            .activation = (int32_t)p->activation,
-                            .fused = p->activation || buffers->residual,
-                            .clamp = p->clamp,
-                            .team = l->team,
-                            .chunks = l->chunks,
-                            .ring = l->ring,
-                            .f32_weights = p->weight_type != p->type,
-                            .aligned = l->width == ONEPASS_NORM_VECTOR,
-                            .lookahead = l->lookahead,
-                            .prefetched = l->prefetched,
-                            .groups = (int32_t)p->groups,
-                            .group_channels = p->groups ? (int32_t)(p->channels / p->groups) : 1,
-                            .by_channel = l->by_channel,
-                            .slice = l->slice,
-                            .segments = l->segments,
-                            .row_group = l->row_group,
-                            .mail = (unsigned long long *)(workspace + l->mail_at),
-                            .sums = (double *)(workspace + l->sums_at),
-                            .dweight_parts = buffers->dweight ? workspace + l->dweight_at : NULL,
-                            .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL};
+  const bool sums_weights = (buffers->dweight || buffers->dbias) && !l->direct;
+  onepass_norm_args args = {
+      .few_blocks = sums_weights ? ONEPASS_FEW_BLOCKS_OF_PARTS : ONEPASS_FEW_BLOCKS,
+      .at = *buffers,
+      .rows = p->rows,
+      .elements = p->elements,
+      .eps = p->eps,
+      .share = p->divide_by_count ? p->one_over_n : 1,
+      .one_over_n = p->one_over_n,
+      .f32 = {.eps = (float)p->eps,
+              .share = p->divide_by_count ? (float)p->one_over_n : 1,
+              .one_over_n = (float)p->one_over_n},
+      .denominator = (int32_t)p->op->denominator,
+      .activation = (int32_t)p->activation,
+      .fused = p->activation || buffers->residual,
+      .clamp = p->clamp,
+      .team = l->team,
+      .chunks = l->chunks,
+      .ring = l->ring,
+      .f32_weights = p->weight_type != p->type,
+      .aligned = l->width == ONEPASS_NORM_VECTOR,
+      .lookahead = l->lookahead,
+      .prefetched = l->prefetched,
+      .groups = (int32_t)p->groups,
+      .group_channels = p->groups ? (int32_t)(p->channels / p->groups) : 1,
+      .by_channel = l->by_channel,
+      .slice = l->slice,
+      .segments = l->segments,
+      .row_group = l->row_group,
+      .mail = (unsigned long long *)(workspace + l->mail_at),
+      .sums = (double *)(workspace + l->sums_at),
+      .dweight_parts = buffers->dweight ? workspace + l->dweight_at : NULL,
+      .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL};
   if (l->direct) {
     args.dweight_parts = buffers->dweight;
     args.dbias_parts = buffers->dbias;
@@ -198,7 +201,6 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   if (l->mail_size && way->step_count) {
     status = onepass_cuda_queue_zeros(args.mail, l->mail_size, stream);
   }
-  const bool sums_weights = (buffers->dweight || buffers->dbias) && !l->direct;
   for (int i = 0; i < way->step_count && status == ONEPASS_OK; i++) {
     if (sums_weights && i + 1 == way->step_count) {
       args.segments = l->parts;

@@ -4,6 +4,7 @@
 #define ONEPASS_NORM_CUDA_H
 
 #include "cuda/divider.h"
+#include "cuda/turns.h"
 #include "norm/norm.h"
 
 /* The sums of a row, of a part of it, or what follows from them, as the kernels exchange them.
@@ -24,6 +25,7 @@ typedef struct onepass_norm_numbers32 {
 
 /* The argument of every kernel; each uses its part. */
 typedef struct onepass_norm_args {
+  int32_t few_blocks; /* as await_turn has it */
   onepass_buffers at;
   onepass_walk rows, elements;
   double eps;

@@ -15,7 +15,7 @@ static onepass_status add_step(const onepass_plan *plan, onepass_cells_way *way,
            suffix);
   onepass_cuda_launch *launch = &way->steps[way->step_count++];
   *launch = (onepass_cuda_launch){.grid = grid, .block = ONEPASS_CELLS_BLOCK};
-  return onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM, p->type, name, &launch->function);
+  return onepass_cuda_load(plan->device, ONEPASS_CUDA_NORM, p->type, name, launch);
 }
 
 static onepass_status add_steps(const onepass_plan *plan, onepass_cells_way *way) {

@@ -37,6 +37,12 @@ __device__ inline void ring_forward(const norm_args &a) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int column = ring.position(i) - span.begin;
+      weight[i].announce(a.at.weight, column, a.aligned, mine.has(i));
+      bias[i].announce(a.at.bias, column, a.aligned, mine.has(i));
+    }
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int column = ring.position(i) - span.begin;
       weight[i].load(a.at.weight, column, 1, a.aligned, mine.has(i));
       bias[i].load(a.at.bias, column, 0, a.aligned, mine.has(i));
     }

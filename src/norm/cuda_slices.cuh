@@ -93,6 +93,12 @@ struct waiting_weights {
     }
     return to;
   }
+  /* What load() will need comes closer: it waits for one pack of halves after the other. Not for many blocks, which
+   * would all ask for the same. */
+  __device__ static void announce(const void *weights, int column, bool aligned, bool there) {
+    if (sizeof(W) == 2 && weights && there && !aligned && gridDim.x <= 128)
+      prefetch((const W *)weights + column);
+  }
   /* Of any address. One pack at a time: all loads together would take more registers than there are. */
   __device__ void load(const void *weights, int column, float absent, bool aligned, bool there) {
     set(aligned_weights<W, VEC>(NULL, 0, absent));

@@ -209,8 +209,9 @@ __device__ inline void strided_sums(const norm_args &a) {
 
 /* ---- dweight and dbias from their parts -------------------------------------------------------- */
 
-/* `team` threads share the parts of a column, in double: parts 0, team, 2 team, ... go to the first
- * one and so on. Every other block is for dbias. */
+/* `team` threads, a power of two, share the parts of a column, in double: parts 0, team, 2 team, ... go to
+ * the first one and so on. A thread asks for some at once: there are few for each, and nothing else to do. Every
+ * other block is for dbias. */
 template <class T>
 __device__ inline void sum_parts(const norm_args &a) {
   typedef typename sums_of<T>::type C;
@@ -222,16 +223,27 @@ __device__ inline void sum_parts(const norm_args &a) {
   const int width = SUM_PARTS_BLOCK / a.team, lane = threadIdx.x % width,
             part = threadIdx.x / width;
   const int64_t n = a.elements.count, column = (int64_t)(blockIdx.x / 2) * width + lane;
+  const int AT_ONCE = 16;
+  const C *from = parts + part * n + column;
+  const int64_t step = a.team * n;
   double sum = 0;
-  if (column < n) {
-#pragma unroll 8
-    for (int64_t p = part; p < a.segments; p += a.team) sum += parts[p * n + column];
+  for (int64_t p = part; p < a.segments; p += AT_ONCE * a.team, from += AT_ONCE * step) {
+    C some[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      some[k] = 0;
+      if (column < n && p + k * a.team < a.segments) some[k] = from[k * step];
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) sum += some[k];
   }
   shared[threadIdx.x] = sum;
-  __syncthreads();
+  for (int half = a.team / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (part < half) shared[threadIdx.x] += shared[threadIdx.x + half * width];
+  }
   if (part != 0 || column >= n) return;
-  sum = 0;
-  for (int p = 0; p < a.team; p++) sum += shared[p * width + lane];
+  sum = shared[threadIdx.x];
   const int role = of_bias ? ONEPASS_ROLE_DBIAS : ONEPASS_ROLE_DWEIGHT;
   const int64_t at = offset_on(a.elements, role, column);
   if (sizeof(T) == 2 && a.f32_weights) {

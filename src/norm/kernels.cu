@@ -43,11 +43,14 @@ struct packs {
                    STREAM_BACKWARD = MANY_BYTES || VECTOR == 2 ? 1 : 2;
 };
 
-#define KERNEL_AT(threads, blocks, name, call)                  \
+/* Plain ones await their turn by themselves, or need not, as `stream`, whose blocks all run at once and so not early. */
+#define PLAIN_KERNEL(threads, blocks, name, call)               \
   extern "C" __global__ void __launch_bounds__(threads, blocks) \
       name(const __grid_constant__ norm_args args) {            \
     call;                                                       \
   }
+#define KERNEL_AT(threads, blocks, name, call) \
+  PLAIN_KERNEL(threads, blocks, name, await_turn(); let_next_begin((unsigned)args.few_blocks); call)
 
 /* Two blocks on a multiprocessor at least: up to 128 registers a thread. */
 #define KERNEL(threads, name, call) KERNEL_AT(threads, threads > 256 ? 1 : 2, name, call)
@@ -76,32 +79,32 @@ struct packs {
   KERNEL(256, name##_backward_vector_2##suffix,                     \
          (warps_backward<element, W, MOMENTS, VECTOR, 2, 1>(args)))
 
-#define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                   \
-  KERNEL_AT(blocks_early_threads(VECTOR),                                                        \
-            VECTOR == 2   ? 2                                                                    \
-            : VECTOR == 4 ? 3                                                                    \
-                          : 6,                                                                   \
-            op##_blocks_forward##suffix,                                                         \
-            (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                 \
-             MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                      \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,          \
-            (blocks_forward<element, W, MOMENTS, BLOCKS_PACKS, false>(args)))                    \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long##suffix,                            \
-            (blocks_forward<element, W, MOMENTS, BLOCKS_MANY_PACKS,                              \
-                            (MOMENTS && VECTOR > 2 && sizeof(W) * VECTOR == 16)>(args)))         \
-  KERNEL_AT(RING_FEW_THREADS, VECTOR == 2 ? 1 : 2, op##_ring_forward_narrow##suffix,             \
-            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_NARROW>(args)))   \
-  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_forward_broad##suffix,                               \
-            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_BROAD>(args)))    \
-  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_backward_narrow##suffix,                             \
-            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_NARROW>(args))) \
-  KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                               \
-            op##_ring_backward_broad##suffix,                                                    \
-            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))  \
-  KERNEL_AT(STREAM_THREADS, 1, op##_stream_forward##suffix,                                      \
-            (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args)))  \
-  KERNEL_AT(STREAM_THREADS, 1, op##_stream_backward##suffix,                                     \
-            (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
+#define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                     \
+  KERNEL_AT(blocks_early_threads(VECTOR),                                                          \
+            VECTOR == 2   ? 2                                                                      \
+            : VECTOR == 4 ? 3                                                                      \
+                          : 6,                                                                     \
+            op##_blocks_forward##suffix,                                                           \
+            (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                   \
+             MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                        \
+  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,            \
+            (blocks_forward<element, W, MOMENTS, BLOCKS_PACKS, false>(args)))                      \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long##suffix,                              \
+            (blocks_forward<element, W, MOMENTS, BLOCKS_MANY_PACKS,                                \
+                            (MOMENTS && VECTOR > 2 && sizeof(W) * VECTOR == 16)>(args)))           \
+  KERNEL_AT(RING_FEW_THREADS, VECTOR == 2 ? 1 : 2, op##_ring_forward_narrow##suffix,               \
+            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_NARROW>(args)))     \
+  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_forward_broad##suffix,                                 \
+            (ring_forward<element, W, MOMENTS, packs<W, MOMENTS>::RING_FORWARD_BROAD>(args)))      \
+  KERNEL_AT(RING_MOST_THREADS, 1, op##_ring_backward_narrow##suffix,                               \
+            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_NARROW>(args)))   \
+  KERNEL_AT(VECTOR == 4 ? RING_MOST_THREADS : RING_FEW_THREADS, 1,                                 \
+            op##_ring_backward_broad##suffix,                                                      \
+            (ring_backward<element, W, MOMENTS, packs<W, MOMENTS>::RING_BACKWARD_BROAD>(args)))    \
+  PLAIN_KERNEL(STREAM_THREADS, 1, op##_stream_forward##suffix,                                     \
+               (stream_rows<element, W, MOMENTS, false, packs<W, MOMENTS>::STREAM_FORWARD>(args))) \
+  PLAIN_KERNEL(STREAM_THREADS, 1, op##_stream_backward##suffix,                                    \
+               (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
 #define KERNELS_OF(op, MOMENTS)                                                             \
   WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
@@ -125,15 +128,17 @@ struct packs {
 #else
 #define COLUMNS_BLOCKS(blocks) (VECTOR == 2 ? 2 : blocks)
 #endif
-#define COLUMNS_KERNELS(name, STATISTIC, FORWARD)                                  \
-  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(FORWARD), name##_columns_forward_vector, \
-            (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))           \
-  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(4), name##_columns_forward_scalar,       \
-            (columns_forward<element, STATISTIC, 1>(args)))                        \
-  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_vector,      \
-            (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args)))          \
-  KERNEL_AT(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_scalar,      \
-            (columns_backward<element, STATISTIC, 1>(args)))
+/* Without let_next_begin, for which they have no register to spare: there are many blocks of them anyway. */
+#define COLUMNS_KERNELS(name, STATISTIC, FORWARD)                                              \
+  PLAIN_KERNEL(COLUMNS_BLOCK, COLUMNS_BLOCKS(FORWARD), name##_columns_forward_vector,          \
+               await_turn();                                                                   \
+               (columns_forward<element, STATISTIC, COLUMNS_VECTOR>(args)))                    \
+  PLAIN_KERNEL(COLUMNS_BLOCK, COLUMNS_BLOCKS(4), name##_columns_forward_scalar, await_turn();  \
+               (columns_forward<element, STATISTIC, 1>(args)))                                 \
+  PLAIN_KERNEL(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_vector, await_turn(); \
+               (columns_backward<element, STATISTIC, COLUMNS_VECTOR>(args)))                   \
+  PLAIN_KERNEL(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_scalar, await_turn(); \
+               (columns_backward<element, STATISTIC, 1>(args)))
 
 COLUMNS_KERNELS(abs, COLUMNS_ABS, 4)
 COLUMNS_KERNELS(squares, COLUMNS_SQUARES, 4)
@@ -184,12 +189,14 @@ KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_chann
           (blocks_forward<element, element, true, BLOCKS_PACKS, false, false, true>(args)))
 KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_channels,
           (blocks_forward<element, element, true, BLOCKS_MANY_PACKS, false, false, true>(args)))
-KERNEL_AT(STREAM_THREADS, 1, moments_stream_forward_channels,
-          (stream_rows<element, element, true, false, STREAM_CHANNELS, true>(args)))
+PLAIN_KERNEL(STREAM_THREADS, 1, moments_stream_forward_channels,
+             (stream_rows<element, element, true, false, STREAM_CHANNELS, true>(args)))
 
 #define CELLS_KERNEL(blocks, name, call)                              \
   extern "C" __global__ void __launch_bounds__(CELLS_BLOCK, blocks)   \
       cells_##name(const __grid_constant__ onepass_cells_args args) { \
+    await_turn();                                                     \
+    let_next_begin(ONEPASS_FEW_BLOCKS_OF_PARTS);                      \
     call;                                                             \
   }
 
