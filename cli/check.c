@@ -18,7 +18,7 @@
 enum {
   MOST_FAILURES_SHOWN = 20,
   MOST_KERNELS = 32,
-  BATCH = 256,             /* cases that workers share on a GPU before their results are shown */
+  BATCH = 256,             /* cases that workers share before their results are shown */
   LARGE_ELEMENTS = 1 << 23 /* a case of so many has the memory of the machine to itself */
 };
 
@@ -26,7 +26,7 @@ enum {
 typedef struct request {
   int op, dtype, device;
   bool quick, full, json;
-  int64_t threads, seed, number;
+  int64_t threads, jobs, seed, number;
 } request;
 
 /* The cases of one operator, direction and type: a line of the table. */
@@ -53,7 +53,7 @@ typedef struct run {
   effort effort;
   checker checker;
   bool cuda;
-  int32_t workers; /* threads that run cases at the same time: 1 on the CPU */
+  int32_t workers; /* threads that run cases at the same time */
   check_case *list;
   int64_t listed;
   group group;
@@ -382,7 +382,7 @@ static bool run_list(run *run) {
     atomic_llong taken = 0;
     batch batch = {run, cases, outcomes, batch_size(run, first), &taken};
     int32_t workers = batch.count < run->workers ? (int32_t)batch.count : run->workers;
-    parallel_for(workers, workers, work, &batch);
+    parallel_jobs(workers, workers, work, &batch);
     for (int64_t i = 0; i < batch.count; i++) record(run, &cases[i], &outcomes[i]);
     first += batch.count;
   }
@@ -435,14 +435,14 @@ static int finish(run *run, double seconds) {
   return run->failed || missing ? EXIT_OFF : EXIT_FINE;
 }
 
-/* On the CPU a case is run with several numbers of threads, one case at a time. On a GPU it is the
- * reference that takes the time, so that as many cases are run at once as there are threads. */
+/* It is the reference that takes the time, so that as many cases are run at once as there are threads. On the CPU
+ * each is run with several numbers of threads besides. */
 static int set_threads(run *run) {
   const request *request = run->request;
   onepass_cpu_info cpu;
   if (onepass_get_cpu_info(&cpu) != ONEPASS_OK)
     return usage_error("check", "%s", onepass_last_message());
-  run->workers = !run->cuda ? 1 : request->threads ? (int32_t)request->threads : cpu.threads;
+  run->workers = request->jobs ? (int32_t)request->jobs : cpu.threads;
   run->checker.threads[0] = 1;
   run->checker.threads[1] = !run->cuda && request->threads ? (int32_t)request->threads : 2;
   run->checker.threads[2] = 3;
@@ -480,6 +480,7 @@ int run_check(int count, char **arguments) {
                             {"--quick", OPTION_FLAG, &request.quick, 0, 0, NULL},
                             {"--full", OPTION_FLAG, &request.full, 0, 0, NULL},
                             {"--threads", OPTION_NUMBER, &request.threads, 1, 1024, NULL},
+                            {"--jobs", OPTION_NUMBER, &request.jobs, 1, 256, NULL},
                             {"--device", OPTION_CHOICE, &request.device, 0, 0, device_choices},
                             {"--seed", OPTION_NUMBER, &request.seed, 0, INT64_MAX, NULL},
                             {"--case", OPTION_NUMBER, &request.number, 0, INT64_MAX, NULL},

@@ -1,27 +1,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "parallel.h"
 
-#include <stdbool.h>
-
-static int64_t cut(int64_t count, int32_t threads, int32_t part) {
-  return count / threads * part + count % threads * part / threads;
-}
-
-#ifdef _OPENMP
-
-void parallel_for(int32_t threads, int64_t count, parallel_body body, const void *context) {
-  if (threads == 1) {
-    body(context, 0, count);
-    return;
-  }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int32_t part = 0; part < threads; part++)
-    body(context, cut(count, threads, part), cut(count, threads, part + 1));
-}
-
-#else
-
 #include <pthread.h>
+#include <stdbool.h>
 
 enum { MOST_THREADS = 256 };
 
@@ -31,13 +12,17 @@ typedef struct range {
   int64_t first, last;
 } range;
 
+static int64_t cut(int64_t count, int32_t threads, int32_t part) {
+  return count / threads * part + count % threads * part / threads;
+}
+
 static void *run_range(void *argument) {
   const range *range = argument;
   range->body(range->context, range->first, range->last);
   return NULL;
 }
 
-void parallel_for(int32_t threads, int64_t count, parallel_body body, const void *context) {
+void parallel_jobs(int32_t threads, int64_t count, parallel_body body, const void *context) {
   if (threads > MOST_THREADS) threads = MOST_THREADS;
   range ranges[MOST_THREADS];
   pthread_t others[MOST_THREADS];
@@ -55,4 +40,16 @@ void parallel_for(int32_t threads, int64_t count, parallel_body body, const void
   }
 }
 
+void parallel_for(int32_t threads, int64_t count, parallel_body body, const void *context) {
+#ifdef _OPENMP
+  if (threads == 1) {
+    body(context, 0, count);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int32_t part = 0; part < threads; part++)
+    body(context, cut(count, threads, part), cut(count, threads, part + 1));
+#else
+  parallel_jobs(threads, count, body, context);
 #endif
+}

@@ -23,7 +23,8 @@ NORMS = ["l1_norm", "l2_norm", "normalize", "frobenius_norm", "layer_norm", "add
 POOLS = [f"{kind}_pool{axes}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")
          for axes in (1, 2, 3)]
 POOL_SHAPES = {"1": "3x5x257", "2": "2x3x17x19", "3": "2x2x9x8x11"}
-GPU_KERNELS = ["warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows"]
+GPU_KERNELS = ["warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows",
+               "points"]
 
 
 def onepass(*arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
@@ -238,6 +239,15 @@ def test_a_check_of_one_type_is_its_part_of_the_whole() -> None:
     assert {line["dtype"] for line in whole} == {"f32", "f64", "f16", "bf16"}
     assert lines_of("--dtype", "bf16") == [line for line in whole if line["dtype"] == "bf16"]
     assert lines_of("--dtype", "all") == whole
+
+
+def test_cases_side_by_side_come_to_the_same() -> None:
+    def table(jobs: str) -> str:
+        result = onepass("check", "--quick", "--op", "pool", "--device", "cpu", "--jobs", jobs)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return re.sub(r"\([0-9.]+ s\)", "", result.stdout)
+
+    assert table("1") == table("5")
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "batch_norm", "max_pool2d"])
