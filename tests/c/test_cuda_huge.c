@@ -441,6 +441,8 @@ int main(void) {
       {LAYER_FORWARD, ONEPASS_BF16, two31 / 3 + 11, 3, 0, 0, 0, million},
       {POOL_FORWARD, ONEPASS_F32, two31 / 65536 + 3, 65536, 8, 1, 4, million},
       {POOL_BACKWARD, ONEPASS_F32, two31 / 65536 + 3, 65536, 8, 1, 4, million},
+      {POOL_FORWARD, ONEPASS_BF16, two31 / 1000 + 3, 1000, 3, 2, 1, million},
+      {POOL_BACKWARD, ONEPASS_BF16, two31 / 1000 + 3, 1000, 3, 2, 1, million},
       {POOL_FORWARD, ONEPASS_BF16, 1, two31 + 1111, 3, 2, 1, million},
       {POOL_BACKWARD, ONEPASS_BF16, 1, two31 + 1111, 3, 2, 1, million},
   };
