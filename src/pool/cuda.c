@@ -5,11 +5,6 @@
 
 #include "core/plan.h"
 
-/* Outputs of points that 32 bits count. An emulated GPU has fewer, so that its tests see both ways. */
-#ifndef ONEPASS_MOST_NARROW_POINTS
-#define ONEPASS_MOST_NARROW_POINTS (INT32_MAX / 2)
-#endif
-
 /* ---- Running --------------------------------------------------------------------------------- */
 
 /* Outputs begin..end whose inputs all exist and are all divided by the kernel. */
@@ -34,27 +29,11 @@ static void find_plain(const onepass_pool_problem *p, onepass_pool_args *args) {
 
 static onepass_status queue_points(const onepass_plan *plan, const onepass_buffers *buffers,
                                    char *workspace, void *stream) {
-  const onepass_pool_problem *p = &plan->problem.pool;
-  const onepass_pool_axis *wide = &p->wide;
+  const bool backward = plan->problem.pool.backward;
+  onepass_point_args args = plan->cuda.pool.launch.point_args;
   (void)workspace;
-  const onepass_point_args args = {
-      .in = p->backward ? buffers->dy : buffers->x,
-      .out = p->backward ? buffers->dx : buffers->y,
-      .total = onepass_pool_outputs(p) * p->planes.count,
-      .in_step = p->planes.stride[p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X][0],
-      .outputs = (int32_t)onepass_pool_outputs(p),
-      .inputs = (int32_t)(p->backward ? wide->pooled : wide->length),
-      .step = (int32_t)wide->stride,
-      .offset = (int32_t)(p->backward ? wide->padding - wide->kernel + 1 : -wide->padding),
-      .by_outputs = onepass_divider_of(onepass_pool_outputs(p)),
-      .by_stride = onepass_divider_of(wide->stride),
-      .one_over_kernel_f32 = (float)p->one_over_kernel,
-      .kernel = (int32_t)wide->kernel,
-      .padding = (int32_t)wide->padding,
-      .most = ONEPASS_MOST_NARROW_POINTS,
-      .uniform = onepass_pool_is_uniform(p),
-      .count_include_pad = p->count_include_pad,
-      .one_over_kernel = p->one_over_kernel};
+  args.in = backward ? buffers->dy : buffers->x;
+  args.out = backward ? buffers->dx : buffers->y;
   return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
 }
 

@@ -30,13 +30,16 @@ enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32 };
 
 /* ---- Lines --------------------------------------------------------------------------------------- */
 
-#define KERNEL(name, call)                               \
-  extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
-      name(const __grid_constant__ pool_args args) {     \
-    await_turn();                                        \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                  \
-    call;                                                \
+/* Every kernel awaits its turn, and the next one may begin early if this one has few blocks. */
+#define KERNEL_AT(threads, blocks, type, name, call)            \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) \
+      name(const __grid_constant__ type args) {                 \
+    await_turn();                                               \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                         \
+    call;                                                       \
   }
+
+#define KERNEL(name, call) KERNEL_AT(BLOCK, 1, pool_args, name, call)
 
 #define SMALL_KERNEL(K, S) KERNEL(windows_##K##_##S, (small_windows<K, S>(args)))
 
@@ -55,13 +58,8 @@ KERNEL(windows_doubled, (doubled_windows(args)))
 KERNEL(windows_warp, (warp_windows(args)))
 KERNEL(windows_strided, (strided_windows(args)))
 
-#define POINT_KERNEL(name, call)                                                    \
-  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 8 ? 2 : 4) \
-      points_##name(const __grid_constant__ point_args args) {                      \
-    await_turn();                                                                   \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                                             \
-    call;                                                                           \
-  }
+#define POINT_KERNEL(name, call) \
+  KERNEL_AT(BLOCK, sizeof(element) == 8 ? 2 : 4, point_args, points_##name, call)
 
 POINT_KERNEL(any, (point_windows<0>(args)))
 POINT_KERNEL(1, (point_windows<1>(args)))
@@ -80,13 +78,7 @@ POINT_KERNEL(backward_4, (point_gradients<4>(args)))
 
 /* ---- Boxes ------------------------------------------------------------------------------------- */
 
-#define BOX_KERNEL(name, call)                           \
-  extern "C" __global__ void __launch_bounds__(BLOCK, 1) \
-      name(const __grid_constant__ box_args args) {      \
-    await_turn();                                        \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                  \
-    call;                                                \
-  }
+#define BOX_KERNEL(name, call) KERNEL_AT(BLOCK, 1, box_args, name, call)
 
 #define BOX_KERNELS(op, OP)                                                  \
   BOX_KERNEL(boxes_##op##_forward, (box_forward<int32_t, OP, 1>(args)))      \
@@ -103,13 +95,8 @@ BOX_KERNEL(boxes_max_forward_channels, (box_forward<int32_t, BOX_MAX, VEC>(args)
 BOX_KERNEL(teams_avg, (team_windows<BOX_AVG>(args)))
 BOX_KERNEL(teams_max, (team_windows<BOX_MAX>(args)))
 /* Packs of halves need so many registers that four blocks would leave none for loads under way. */
-#define CHANNEL_TEAM_KERNEL(name, OP)                                               \
-  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(element) == 2 ? 3 : 4) \
-      name(const __grid_constant__ box_args args) {                                 \
-    await_turn();                                                                   \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                                             \
-    team_channels<OP>(args);                                                        \
-  }
+#define CHANNEL_TEAM_KERNEL(name, OP) \
+  KERNEL_AT(BLOCK, sizeof(element) == 2 ? 3 : 4, box_args, name, (team_channels<OP>(args)))
 CHANNEL_TEAM_KERNEL(teams_avg_channels, BOX_AVG)
 CHANNEL_TEAM_KERNEL(teams_max_channels, BOX_MAX)
 
@@ -135,35 +122,15 @@ enum { RETURNS = sizeof(element) == 8 ? 3 : 4, DROPS = RETURNS };
 #else
 enum { RETURNS = 1, DROPS = 3 };
 #endif
-extern "C" __global__ void __launch_bounds__(BLOCK, RETURNS)
-    returns_avg(const __grid_constant__ box_args args) {
-  await_turn();
-  let_next_begin(ONEPASS_FEW_BLOCKS);
-  return_gradients(args);
-}
-extern "C" __global__ void __launch_bounds__(BLOCK, DROPS)
-    drops_max(const __grid_constant__ box_args args) {
-  await_turn();
-  let_next_begin(ONEPASS_FEW_BLOCKS);
-  drop_gradients(args);
-}
-extern "C" __global__ void __launch_bounds__(CHANNEL_DROPS_BLOCK, 6)
-    drops_max_channels(const __grid_constant__ box_args args) {
-  await_turn();
-  let_next_begin(ONEPASS_FEW_BLOCKS);
-  drop_channel_gradients(args);
-}
+KERNEL_AT(BLOCK, RETURNS, box_args, returns_avg, (return_gradients(args)))
+KERNEL_AT(BLOCK, DROPS, box_args, drops_max, (drop_gradients(args)))
+KERNEL_AT(CHANNEL_DROPS_BLOCK, 6, box_args, drops_max_channels, (drop_channel_gradients(args)))
 
 /* Threads that walk: the outputs of each, the window's rows and columns in a plane, its stride and dilation along a
  * row. With no columns it is any. */
-#define WALK_KERNEL(name, OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION) \
-  extern "C" __global__ void __launch_bounds__(                                \
-      WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION))  \
-      name(const __grid_constant__ box_args args) {                            \
-    await_turn();                                                              \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                                        \
-    walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION>(args);   \
-  }
+#define WALK_KERNEL(name, OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION)                \
+  KERNEL_AT(WALK_BLOCK, walks_at_once(OP, INDICES, WIDTH, ROWS, COLUMNS, DILATION), box_args, \
+            name, (walk_windows<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION>(args)))
 #define WALK(op, OP, INDICES, ROWS, COLUMNS, STRIDE, DILATION)                                 \
   WALK_KERNEL(walks_##op##_##ROWS##_##COLUMNS##_##STRIDE##_##DILATION, OP, INDICES, VEC, ROWS, \
               COLUMNS, STRIDE, DILATION)
@@ -192,20 +159,10 @@ STEPS_OF(max_indices, BOX_MAX, true)
 static constexpr int slides_at_once(int op) {
   return (sizeof(element) == 2 ? SLIDES_OF_HALVES : SLIDES) - (op == BOX_AVG);
 }
-#define BAND_KERNEL(name, OP)                                  \
-  extern "C" __global__ void __launch_bounds__(BANDS_BLOCK, 2) \
-      name(const __grid_constant__ box_args args) {            \
-    await_turn();                                              \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                        \
-    band_windows<OP>(args);                                    \
-  }
-#define SLIDE(op, OP, K)                                                         \
-  extern "C" __global__ void __launch_bounds__(SLIDES_BLOCK, slides_at_once(OP)) \
-      slides_##op##_##K(const __grid_constant__ box_args args) {                 \
-    await_turn();                                                                \
-    let_next_begin(ONEPASS_FEW_BLOCKS);                                          \
-    slide_windows<OP, K>(args);                                                  \
-  }
+#define BAND_KERNEL(name, OP) KERNEL_AT(BANDS_BLOCK, 2, box_args, name, (band_windows<OP>(args)))
+#define SLIDE(op, OP, K)                                                   \
+  KERNEL_AT(SLIDES_BLOCK, slides_at_once(OP), box_args, slides_##op##_##K, \
+            (slide_windows<OP, K>(args)))
 BAND_KERNEL(bands_avg, BOX_AVG)
 BAND_KERNEL(bands_max, BOX_MAX)
 WALKS_OF(avg, BOX_AVG, false)

@@ -13,6 +13,11 @@ enum {
   LONGEST_DOUBLED = 32768 /* bytes of sums, which leave room for half as much */
 };
 
+/* Outputs of points that 32 bits count. An emulated GPU has fewer, so that its tests see both ways. */
+#ifndef ONEPASS_MOST_NARROW_POINTS
+#define ONEPASS_MOST_NARROW_POINTS (INT32_MAX / 2)
+#endif
+
 /* ---- Choices --------------------------------------------------------------------------------- */
 
 #define SMALL(kernel, stride) \
@@ -46,10 +51,15 @@ int64_t onepass_pool_outputs(const onepass_pool_problem *p) {
   return p->backward ? p->wide.length : p->wide.pooled;
 }
 
-/* A thread for each slot of 16 bytes that a line's outputs may lie in, wherever they start. */
-static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
+/* Slots of 16 bytes that a line's outputs may lie in, wherever they start. */
+static int64_t slots_of(const onepass_pool_problem *p) {
   const int64_t vec = 16 / onepass_type_size(p->type);
-  const int64_t slots = onepass_divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+  return onepass_divide_up(onepass_pool_outputs(p) + vec - 1, vec);
+}
+
+/* A thread for each of them. */
+static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
+  const int64_t slots = slots_of(p);
   const int64_t tiles = slots <= BLOCK ? 1 : onepass_divide_up(slots, BLOCK * SLOTS);
   l->tiles = (int32_t)onepass_least(tiles, INT32_MAX);
   l->lanes = slots > BLOCK ? 0 : 1;
@@ -63,6 +73,27 @@ static void share_slots(const onepass_pool_problem *p, onepass_pool_launch *l) {
 static size_t tile_bytes(const onepass_pool_problem *p) {
   const int64_t size = onepass_type_size(p->type), step = p->backward ? 1 : p->wide.stride;
   return (size_t)(BLOCK * SLOTS * 16 * step + p->wide.kernel * size + 64);
+}
+
+static onepass_point_args point_args_of(const onepass_pool_problem *p) {
+  const onepass_pool_axis *wide = &p->wide;
+  const int64_t outputs = onepass_pool_outputs(p);
+  return (onepass_point_args){
+      .total = outputs * p->planes.count,
+      .in_step = p->planes.stride[p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X][0],
+      .outputs = (int32_t)outputs,
+      .inputs = (int32_t)(p->backward ? wide->pooled : wide->length),
+      .step = (int32_t)wide->stride,
+      .offset = (int32_t)(p->backward ? wide->padding - wide->kernel + 1 : -wide->padding),
+      .by_outputs = onepass_divider_of(outputs),
+      .by_stride = onepass_divider_of(wide->stride),
+      .one_over_kernel_f32 = (float)p->one_over_kernel,
+      .kernel = (int32_t)wide->kernel,
+      .padding = (int32_t)wide->padding,
+      .most = ONEPASS_MOST_NARROW_POINTS,
+      .uniform = onepass_pool_is_uniform(p),
+      .count_include_pad = p->count_include_pad,
+      .one_over_kernel = p->one_over_kernel};
 }
 
 /* Lines whose outputs lie back to back, of any length that 32 bits can count, with few terms an output. */
@@ -87,14 +118,14 @@ static bool choose_points(const onepass_pool_problem *p, onepass_pool_launch *l)
   l->name = is_window ? of_kernel[p->wide.kernel <= 8 ? p->wide.kernel : 0]
                       : of_terms[terms <= 4 && onepass_pool_is_uniform(p) ? terms : 0];
   l->kernel = ONEPASS_CUDA_POINTS;
+  l->point_args = point_args_of(p);
   return true;
 }
 
 /* Many outputs of a few common kernels are made faster by tiles. */
 static bool is_best_by_points(const onepass_pool_problem *p) {
-  const int64_t vec = 16 / onepass_type_size(p->type), outputs = onepass_pool_outputs(p);
-  return outputs + vec - 1 <= BLOCK * vec || !small_kernel_of(p) ||
-         outputs <= FEW_OUTPUTS / onepass_most(1, p->planes.count);
+  return slots_of(p) <= BLOCK || !small_kernel_of(p) ||
+         onepass_pool_outputs(p) <= FEW_OUTPUTS / onepass_most(1, p->planes.count);
 }
 
 static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l) {

@@ -14,6 +14,7 @@ typedef struct onepass_pool_launch {
   size_t shared;
   int32_t tiles, lanes, lines_of_block, tile; /* as in onepass_pool_args */
   bool many_terms;                            /* in an output that one thread adds up */
+  onepass_point_args point_args;              /* points: but for the addresses */
 } onepass_pool_launch;
 
 /* False if the kernel that was asked for cannot do the problem. */

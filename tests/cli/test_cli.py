@@ -153,6 +153,9 @@ MISTAKES = [
     (["bench", "--json=yes"], "--json"),
     (["check", "--op", "l3_norm"], "l3_norm"),
     (["check", "stray"], "stray"),
+    (["check", "--dtype", "f8"], "--dtype f8"),
+    (["check", "--jobs", "0"], "--jobs 0"),
+    (["check", "--jobs", "many"], "--jobs many"),
     (["info", "stray"], "stray"),
 ]
 
