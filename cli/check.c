@@ -18,8 +18,9 @@
 enum {
   MOST_FAILURES_SHOWN = 20,
   MOST_KERNELS = 32,
-  BATCH = 256,             /* cases that workers share before their results are shown */
-  LARGE_ELEMENTS = 1 << 23 /* a case of so many has the memory of the machine to itself */
+  BATCH = 8192,            /* cases that workers share, at most, before their results are shown */
+  BYTES_OF_ELEMENT = 64,   /* of all buffers of a case, at most */
+  LARGE_ELEMENTS = 1 << 23 /* a case of so many has the memory of a GPU to itself */
 };
 
 /* What the command line asks for. */
@@ -54,6 +55,7 @@ typedef struct run {
   checker checker;
   bool cuda;
   int32_t workers; /* threads that run cases at the same time */
+  int64_t memory;  /* of the machine, in bytes */
   check_case *list;
   int64_t listed;
   group group;
@@ -330,23 +332,34 @@ static void record(run *run, const check_case *check_case, const outcome *outcom
   if (run->failed <= MOST_FAILURES_SHOWN) print_failure(run, check_case, outcome->reason);
 }
 
-/* A few cases of the list, which the workers take one by one. */
+/* Cases of one group, which the workers take one by one, the largest first: none is left to run by itself at the
+ * end. */
 typedef struct batch {
   const run *run;
   const check_case *cases;
+  const int64_t *order; /* in which they are taken */
   outcome *outcomes;
-  int64_t count;
+  int64_t first, count; /* of the list */
   atomic_llong *taken;
 } batch;
+
+static void show_progress(const batch *batch, int64_t taken) {
+  const problem *problem = &batch->cases->problem;
+  if (taken % 64) return;
+  progress("check: %s %s %s, %" PRId64 " cases done", problem->op->name,
+           direction_name(problem->direction), dtype_name(problem->dtype), batch->first + taken);
+}
 
 static void work(const void *context, int64_t first, int64_t last) {
   const batch *batch = context;
   gpu gpu;
   bool opened = !batch->run->cuda || gpu_open(&gpu, 0);
   (void)first, (void)last;
-  for (int64_t i = atomic_fetch_add(batch->taken, 1); i < batch->count;
-       i = atomic_fetch_add(batch->taken, 1)) {
+  for (int64_t taken = atomic_fetch_add(batch->taken, 1); taken < batch->count;
+       taken = atomic_fetch_add(batch->taken, 1)) {
+    const int64_t i = batch->order[taken];
     outcome *outcome = &batch->outcomes[i];
+    show_progress(batch, taken);
     if (opened) {
       run_case(&batch->run->checker, &batch->cases[i], batch->run->cuda ? &gpu : NULL, outcome);
       continue;
@@ -357,37 +370,65 @@ static void work(const void *context, int64_t first, int64_t last) {
   if (batch->run->cuda && opened) gpu_close(&gpu);
 }
 
-static bool is_large(const check_case *check_case) {
+static int64_t elements_of(const check_case *check_case) {
   int64_t elements = 1;
   for (int32_t i = 0; i < check_case->problem.ndim; i++) elements *= check_case->problem.shape[i];
-  return elements >= LARGE_ELEMENTS;
+  return elements;
+}
+
+/* Whether there might be no memory for as many of these as there are workers. */
+static bool is_large(const run *run, const check_case *check_case) {
+  const int64_t elements = elements_of(check_case);
+  if (run->cuda && elements >= LARGE_ELEMENTS) return true;
+  return elements > run->memory / 2 / BYTES_OF_ELEMENT / run->workers;
 }
 
 /* How many cases from this one on are run at the same time. */
 static int64_t batch_size(const run *run, int64_t first) {
-  int64_t most = run->workers > 1 && !is_large(&run->list[first]) ? BATCH : 1, size = 1;
-  while (size < most && first + size < run->listed && !is_large(&run->list[first + size])) size++;
+  const check_case *cases = run->list + first;
+  int64_t most = run->workers > 1 && !is_large(run, cases) ? BATCH : 1, size = 1;
+  while (size < most && first + size < run->listed && !is_large(run, &cases[size]) &&
+         same_group(&cases->problem, &cases[size].problem)) {
+    size++;
+  }
   return size;
+}
+
+typedef struct sized {
+  int64_t elements, index;
+} sized;
+
+static int compare_sized(const void *a, const void *b) {
+  const sized *x = a, *y = b;
+  if (x->elements != y->elements) return x->elements < y->elements ? 1 : -1;
+  return (x->index > y->index) - (x->index < y->index);
+}
+
+static void order_by_size(const check_case *cases, int64_t count, sized *sizes, int64_t *order) {
+  for (int64_t i = 0; i < count; i++) sizes[i] = (sized){elements_of(&cases[i]), i};
+  qsort(sizes, (size_t)count, sizeof *sizes, compare_sized);
+  for (int64_t i = 0; i < count; i++) order[i] = sizes[i].index;
 }
 
 static bool run_list(run *run) {
   outcome *outcomes = calloc(BATCH, sizeof *outcomes);
-  if (!outcomes) return false;
-  for (int64_t first = 0, shown = -1; first < run->listed;) {
+  sized *sizes = calloc(BATCH, sizeof *sizes);
+  int64_t *order = calloc(BATCH, sizeof *order);
+  const bool enough = outcomes && sizes && order;
+  for (int64_t first = 0; enough && first < run->listed;) {
     const check_case *cases = run->list + first;
-    if (first / 64 > shown)
-      progress("check: %s %s %s, %" PRId64 " cases done", cases->problem.op->name,
-               direction_name(cases->problem.direction), dtype_name(cases->problem.dtype), first);
-    shown = first / 64;
     atomic_llong taken = 0;
-    batch batch = {run, cases, outcomes, batch_size(run, first), &taken};
+    batch batch = {run, cases, order, outcomes, first, batch_size(run, first), &taken};
+    order_by_size(cases, batch.count, sizes, order);
     int32_t workers = batch.count < run->workers ? (int32_t)batch.count : run->workers;
     parallel_jobs(workers, workers, work, &batch);
     for (int64_t i = 0; i < batch.count; i++) record(run, &cases[i], &outcomes[i]);
     first += batch.count;
   }
   free(outcomes);
-  return true;
+  free(sizes);
+  free(order);
+  return enough;
 }
 
 /* Counts the cases, and keeps them once there is a list to keep them in. */
@@ -443,6 +484,7 @@ static int set_threads(run *run) {
   if (onepass_get_cpu_info(&cpu) != ONEPASS_OK)
     return usage_error("check", "%s", onepass_last_message());
   run->workers = request->jobs ? (int32_t)request->jobs : cpu.threads;
+  run->memory = available_memory();
   run->checker.threads[0] = 1;
   run->checker.threads[1] = !run->cuda && request->threads ? (int32_t)request->threads : 2;
   run->checker.threads[2] = 3;

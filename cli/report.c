@@ -21,6 +21,7 @@ int usage_error(const char *command, const char *format, ...) {
 
 void progress(const char *format, ...) {
   if (!isatty(STDERR_FILENO)) return;
+  flockfile(stderr); /* workers may call, too */
   fputs("\r\033[K", stderr);
   if (format) {
     va_list arguments;
@@ -29,6 +30,7 @@ void progress(const char *format, ...) {
     va_end(arguments);
   }
   fflush(stderr);
+  funlockfile(stderr);
 }
 
 double seconds_now(void) {
