@@ -332,12 +332,17 @@ static void record(run *run, const check_case *check_case, const outcome *outcom
   if (run->failed <= MOST_FAILURES_SHOWN) print_failure(run, check_case, outcome->reason);
 }
 
+/* A case of a batch. */
+typedef struct sized {
+  int64_t elements, index;
+} sized;
+
 /* Cases of one group, which the workers take one by one, the largest first: none is left to run by itself at the
  * end. */
 typedef struct batch {
   const run *run;
   const check_case *cases;
-  const int64_t *order; /* in which they are taken */
+  const sized *order; /* in which they are taken */
   outcome *outcomes;
   int64_t first, count; /* of the list */
   atomic_llong *taken;
@@ -357,7 +362,7 @@ static void work(const void *context, int64_t first, int64_t last) {
   (void)first, (void)last;
   for (int64_t taken = atomic_fetch_add(batch->taken, 1); taken < batch->count;
        taken = atomic_fetch_add(batch->taken, 1)) {
-    const int64_t i = batch->order[taken];
+    const int64_t i = batch->order[taken].index;
     outcome *outcome = &batch->outcomes[i];
     show_progress(batch, taken);
     if (opened) {
@@ -394,39 +399,32 @@ static int64_t batch_size(const run *run, int64_t first) {
   return size;
 }
 
-typedef struct sized {
-  int64_t elements, index;
-} sized;
-
 static int compare_sized(const void *a, const void *b) {
   const sized *x = a, *y = b;
   if (x->elements != y->elements) return x->elements < y->elements ? 1 : -1;
   return (x->index > y->index) - (x->index < y->index);
 }
 
-static void order_by_size(const check_case *cases, int64_t count, sized *sizes, int64_t *order) {
-  for (int64_t i = 0; i < count; i++) sizes[i] = (sized){elements_of(&cases[i]), i};
-  qsort(sizes, (size_t)count, sizeof *sizes, compare_sized);
-  for (int64_t i = 0; i < count; i++) order[i] = sizes[i].index;
+static void order_by_size(const check_case *cases, int64_t count, sized *order) {
+  for (int64_t i = 0; i < count; i++) order[i] = (sized){elements_of(&cases[i]), i};
+  qsort(order, (size_t)count, sizeof *order, compare_sized);
 }
 
 static bool run_list(run *run) {
   outcome *outcomes = calloc(BATCH, sizeof *outcomes);
-  sized *sizes = calloc(BATCH, sizeof *sizes);
-  int64_t *order = calloc(BATCH, sizeof *order);
-  const bool enough = outcomes && sizes && order;
+  sized *order = calloc(BATCH, sizeof *order);
+  const bool enough = outcomes && order;
   for (int64_t first = 0; enough && first < run->listed;) {
     const check_case *cases = run->list + first;
     atomic_llong taken = 0;
     batch batch = {run, cases, order, outcomes, first, batch_size(run, first), &taken};
-    order_by_size(cases, batch.count, sizes, order);
+    order_by_size(cases, batch.count, order);
     int32_t workers = batch.count < run->workers ? (int32_t)batch.count : run->workers;
     parallel_jobs(workers, workers, work, &batch);
     for (int64_t i = 0; i < batch.count; i++) record(run, &cases[i], &outcomes[i]);
     first += batch.count;
   }
   free(outcomes);
-  free(sizes);
   free(order);
   return enough;
 }

@@ -63,7 +63,7 @@ static const char check_help[] =
     "  --quick         less than a minute\n"
     "  --full          many minutes: every variant, long rows, tensors of more than 100 MB\n"
     "  --threads N     CPU: compare 1 and N threads; default: 1, 2 and 3\n"
-    "  --jobs N        cases at a time, but for large ones; default: OpenMP's number of threads\n"
+    "  --jobs N        cases at a time, if there is memory; default: OpenMP's number of threads\n"
     "  --device NAME   cpu, cuda or auto (default): the first GPU if there is one, or else the "
     "CPU\n"
     "  --seed N        other random numbers; default 1\n"
