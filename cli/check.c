@@ -18,7 +18,8 @@
 enum {
   MOST_FAILURES_SHOWN = 20,
   MOST_KERNELS = 32,
-  BATCH = 8192,            /* cases that workers share, at most, before their results are shown */
+  CASES_OF_WORKER = 2048,  /* of a batch, at least, if the list has them */
+  MOST_OF_GROUP = 8192,    /* cases of a group in one batch */
   BYTES_OF_ELEMENT = 64,   /* of all buffers of a case, at most */
   LARGE_ELEMENTS = 1 << 23 /* a case of so many has the memory of a GPU to itself */
 };
@@ -337,7 +338,7 @@ typedef struct sized {
   int64_t elements, index;
 } sized;
 
-/* Cases of one group, which the workers take one by one, the largest first: none is left to run by itself at the
+/* Cases of a few groups, which the workers take one by one, the largest first: few are left to run by themselves at the
  * end. */
 typedef struct batch {
   const run *run;
@@ -349,7 +350,7 @@ typedef struct batch {
 } batch;
 
 static void show_progress(const batch *batch, int64_t taken) {
-  const problem *problem = &batch->cases->problem;
+  const problem *problem = &batch->cases[batch->order[taken].index].problem;
   if (taken % 64) return;
   progress("check: %s %s %s, %" PRId64 " cases done", problem->op->name,
            direction_name(problem->direction), dtype_name(problem->dtype), batch->first + taken);
@@ -388,13 +389,19 @@ static bool is_large(const run *run, const check_case *check_case) {
   return elements > run->memory / 2 / BYTES_OF_ELEMENT / run->workers;
 }
 
-/* How many cases from this one on are run at the same time. */
+static int64_t most_of_batch(const run *run) {
+  return (int64_t)run->workers * CASES_OF_WORKER + MOST_OF_GROUP;
+}
+
+/* How many cases from this one on are run before any is shown: groups, until there is enough for every worker. */
 static int64_t batch_size(const run *run, int64_t first) {
   const check_case *cases = run->list + first;
-  int64_t most = run->workers > 1 && !is_large(run, cases) ? BATCH : 1, size = 1;
-  while (size < most && first + size < run->listed && !is_large(run, &cases[size]) &&
-         same_group(&cases->problem, &cases[size].problem)) {
-    size++;
+  const int64_t enough = (int64_t)run->workers * CASES_OF_WORKER;
+  int64_t size = 1;
+  if (run->workers == 1 || is_large(run, cases)) return size;
+  for (; size < most_of_batch(run) && first + size < run->listed; size++) {
+    if (is_large(run, &cases[size])) break;
+    if (size >= enough && !same_group(&cases[size - 1].problem, &cases[size].problem)) break;
   }
   return size;
 }
@@ -411,8 +418,8 @@ static void order_by_size(const check_case *cases, int64_t count, sized *order) 
 }
 
 static bool run_list(run *run) {
-  outcome *outcomes = calloc(BATCH, sizeof *outcomes);
-  sized *order = calloc(BATCH, sizeof *order);
+  outcome *outcomes = calloc((size_t)most_of_batch(run), sizeof *outcomes);
+  sized *order = calloc((size_t)most_of_batch(run), sizeof *order);
   const bool enough = outcomes && order;
   for (int64_t first = 0; enough && first < run->listed;) {
     const check_case *cases = run->list + first;
