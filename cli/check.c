@@ -56,7 +56,7 @@ typedef struct run {
   checker checker;
   bool cuda;
   int32_t workers; /* threads that run cases at the same time */
-  int64_t memory;  /* of the machine, in bytes */
+  int64_t memory;  /* that is free, in bytes */
   check_case *list;
   int64_t listed;
   group group;
@@ -350,8 +350,8 @@ typedef struct batch {
 } batch;
 
 static void show_progress(const batch *batch, int64_t taken) {
-  const problem *problem = &batch->cases[batch->order[taken].index].problem;
   if (taken % 64) return;
+  const problem *problem = &batch->cases[batch->order[taken].index].problem;
   progress("check: %s %s %s, %" PRId64 " cases done", problem->op->name,
            direction_name(problem->direction), dtype_name(problem->dtype), batch->first + taken);
 }
@@ -377,9 +377,7 @@ static void work(const void *context, int64_t first, int64_t last) {
 }
 
 static int64_t elements_of(const check_case *check_case) {
-  int64_t elements = 1;
-  for (int32_t i = 0; i < check_case->problem.ndim; i++) elements *= check_case->problem.shape[i];
-  return elements;
+  return product(check_case->problem.shape, 0, check_case->problem.ndim);
 }
 
 /* Whether there might be no memory for as many of these as there are workers. */
@@ -389,17 +387,20 @@ static bool is_large(const run *run, const check_case *check_case) {
   return elements > run->memory / 2 / BYTES_OF_ELEMENT / run->workers;
 }
 
+static int64_t enough_for_batch(const run *run) { return (int64_t)run->workers * CASES_OF_WORKER; }
+
+/* A single worker shows each case as it is done. */
 static int64_t most_of_batch(const run *run) {
-  return (int64_t)run->workers * CASES_OF_WORKER + MOST_OF_GROUP;
+  return run->workers == 1 ? 1 : enough_for_batch(run) + MOST_OF_GROUP;
 }
 
 /* How many cases from this one on are run before any is shown: groups, until there is enough for every worker. */
 static int64_t batch_size(const run *run, int64_t first) {
   const check_case *cases = run->list + first;
-  const int64_t enough = (int64_t)run->workers * CASES_OF_WORKER;
+  const int64_t enough = enough_for_batch(run), most = most_of_batch(run);
   int64_t size = 1;
-  if (run->workers == 1 || is_large(run, cases)) return size;
-  for (; size < most_of_batch(run) && first + size < run->listed; size++) {
+  if (is_large(run, cases)) return size;
+  for (; size < most && first + size < run->listed; size++) {
     if (is_large(run, &cases[size])) break;
     if (size >= enough && !same_group(&cases[size - 1].problem, &cases[size].problem)) break;
   }

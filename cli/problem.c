@@ -154,7 +154,7 @@ void format_arguments(char *text, size_t size, const problem *problem) {
 
 /* ---- Rows ---- */
 
-static int64_t product(const int64_t *sizes, int32_t first, int32_t last) {
+int64_t product(const int64_t *sizes, int32_t first, int32_t last) {
   int64_t product = 1;
   for (int32_t i = first; i < last; i++) product *= sizes[i];
   return product;

@@ -63,6 +63,9 @@ problem make_problem(const op_entry *op, onepass_direction direction, onepass_dt
 
 /* The shape, and what follows from it; an axis means nothing to operators that take none. */
 void set_shape(problem *problem, const int64_t *sizes, int32_t ndim);
+
+/* Of the sizes first..last. */
+int64_t product(const int64_t *sizes, int32_t first, int32_t last);
 void set_axis(problem *problem, int32_t axis);
 
 /* Backward needs the bias for the slope. */
