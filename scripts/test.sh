@@ -5,7 +5,7 @@
 #   release   warnings are errors; every test
 #   asan      the same under AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan      the thread tests under ThreadSanitizer
-#   clang     compiles without a warning with Clang, too; the C tests
+#   clang     compiles without a warning with Clang, too; the C tests and onepass check --quick
 #   python    the PyTorch package and its judge, with the newest PyTorch and with 2.0.1; on a GPU, too
 #   cuda      every CUDA kernel under compute-sanitizer; needs a GPU
 #   emulated  every CUDA kernel on a GPU made of the CPU; needs nvcc's headers and g++
@@ -117,7 +117,7 @@ stage_clang() {
     return 1
   }
   cmake --build build/clang -j"$jobs" && ctest --test-dir build/clang -j"$jobs" \
-    --output-on-failure -L '^c$'
+    --output-on-failure -L '^c$' && build/clang/cli/onepass check --quick --device cpu
 }
 
 has_headers() { # python
