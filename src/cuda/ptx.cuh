@@ -38,12 +38,11 @@ __device__ inline unsigned long long look_at_word(const unsigned long long *p) {
 }
 
 /* Brings whole 16 bytes to the second-level cache. */
+__device__ inline void prefetch_bytes(const void *address, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12 /* earlier assemblers do not know it */
-#define ONEPASS_CAN_PREFETCH
-__device__ inline void prefetch_bytes(uintptr_t address, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-}
 #endif
+}
 
 /* What will be needed soon comes to the second-level cache. */
 __device__ inline void prefetch(const void *address) {
@@ -107,28 +106,71 @@ __device__ inline void arrive(unsigned long long *barrier) {
                : "memory");
 }
 
-/* Until the phase of that parity has ended. */
+/* The phase of that parity has ended. */
+__device__ inline bool is_over(unsigned long long *barrier, unsigned parity) {
+  unsigned over;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p; }"
+      : "=r"(over)
+      : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(parity)
+      : "memory");
+  return over;
+}
+
+/* Until it has ended. */
 __device__ inline void await(unsigned long long *barrier, unsigned parity) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(barrier);
-  unsigned done;
-  do {
 #if __CUDA_ARCH__ >= 900
+  const unsigned address = (unsigned)__cvta_generic_to_shared(barrier);
+  unsigned over;
+  do {
     asm volatile(
         "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
         " selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
+        : "=r"(over)
         : "r"(address), "r"(parity)
         : "memory");
+  } while (!over);
 #else
-    asm volatile(
-        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
-        " selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
+  while (!is_over(barrier, parity)) continue;
 #endif
-  } while (!done);
 }
+
+/* ---- Ranges that come to shared memory, of which a barrier is told ---- */
+
+/* By a warp, whole 16 bytes and at multiples of them. It is read once: it leaves the second-level cache before anything
+ * else does. */
+#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12 /* earlier assemblers do not know it */
+enum { RANGE_ARRIVALS = 1 };                           /* of the barrier */
+__device__ inline void bring_range(void *shared, const void *global, unsigned bytes,
+                                   unsigned long long *barrier) {
+  if (threadIdx.x % 32) return;
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared),
+                 on = (unsigned)__cvta_generic_to_shared(barrier);
+  asm volatile(
+      "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;"
+      " mbarrier.arrive.expect_tx.shared.b64 _, [%3], %2;"
+      " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], once; }" ::"r"(to),
+      "l"(global), "r"(bytes), "r"(on)
+      : "memory");
+}
+/* Barriers that have been set up are known to who copies; a barrier of the block follows. */
+__device__ inline void announce_barriers() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#else
+enum { RANGE_ARRIVALS = 32 };
+__device__ inline void bring_range(void *shared, const void *global, unsigned bytes,
+                                   unsigned long long *barrier) {
+  for (unsigned at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+    copy_async_alone((char *)shared + at, (const char *)global + at, 16);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(barrier))
+               : "memory");
+}
+__device__ inline void announce_barriers() {}
+#endif
 
 /* ---- Numbers ---- */
 
@@ -149,6 +191,12 @@ __device__ inline unsigned larger_words(unsigned a, unsigned b, __nv_bfloat16) {
   unsigned c;
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
+}
+
+/* An address is held, and not worked out again at every use. */
+template <class T>
+__device__ inline void stay_address(T *&address) {
+  asm volatile("" : "+l"(address));
 }
 
 /* Here a word is needed, and no sooner what could be made of it. */

@@ -61,7 +61,8 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                l->broad ? "broad" : "narrow", weights);
       break;
     case ONEPASS_CUDA_STREAM:
-      snprintf(name, sizeof name, "%s_stream_%s%s", n->statistic, n->direction, weights);
+      snprintf(name, sizeof name, "%s_%s_%s%s", n->statistic, l->tide ? "tide" : "stream",
+               n->direction, weights);
       break;
     case ONEPASS_CUDA_COLUMNS:
       snprintf(name, sizeof name, "%s_columns_%s_%s",
@@ -179,6 +180,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
       .team = l->team,
       .chunks = l->chunks,
       .ring = l->ring,
+      .copies = l->copies,
       .f32_weights = p->weight_type != p->type,
       .aligned = l->width == ONEPASS_NORM_VECTOR,
       .lookahead = l->lookahead,

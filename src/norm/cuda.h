@@ -14,9 +14,10 @@
  *                                           with z = (x - saved mean) * rstd */
 enum { ONEPASS_NORM_MOST_SUMS = 3 };
 
-/* Letters of a block of the stream kernels that are kept: more than twice the rows between gathering and
- * writing, so that none is written over before all have read it. */
-enum { ONEPASS_NORM_MAIL_SLOTS = 64 };
+/* Rows of a team, more than can be between gathering and writing. Of twice as many a block's letters are kept, so that
+ * none is written over before all have read it. */
+enum { ONEPASS_NORM_STREAM_ROWS = 32, ONEPASS_NORM_TIDE_ROWS = 8 };
+#define ONEPASS_NORM_MAIL_SLOTS(rows) (2 * (rows))
 
 /* What the statistic is made with, in a type of sums. */
 typedef struct onepass_norm_numbers32 {
@@ -38,10 +39,11 @@ typedef struct onepass_norm_args {
   int32_t fused;       /* there is a residual or an activation */
   int32_t clamp;       /* the denominator is not less than eps, rather than eps more */
   int32_t
-      team; /* lanes (warps) or blocks (stream) that share a row; lanes side by side (columns); threads that share a column's
+      team; /* lanes (warps) or blocks (stream, tide) that share a row; lanes side by side (columns); threads that share a column's
                         parts */
-  int32_t chunks;      /* wide, columns, stream by channel: packs of a thread in shared memory */
-  int32_t ring;        /* stream: rows in shared memory */
+  int32_t chunks;      /* wide, columns: packs of a thread in shared memory */
+  int32_t ring;        /* stream: rows in shared memory; tide: chunks */
+  int32_t copies;      /* stream, tide: of a letter */
   int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
   int32_t aligned;     /* ring, stream, wide: every row starts at a multiple of 16 bytes */
   int32_t lookahead;   /* stream: rows that are gathered before a row's sums are waited for;
@@ -55,7 +57,7 @@ typedef struct onepass_norm_args {
   int64_t
       segments; /* passes: of a row; columns: strips side by side; sums of dweight: partial sums */
   int64_t row_group; /* passes: rows whose dweight is summed, or weights are read, by one block */
-  unsigned long long *mail;          /* stream */
+  unsigned long long *mail;          /* stream, tide */
   double *sums;                      /* passes, strided: sums or coefficients of rows */
   void *dweight_parts, *dbias_parts; /* partial sums, in the type of sums, part after part */
 } onepass_norm_args;

@@ -234,15 +234,19 @@ __device__ inline int64_t first_channel(const norm_args &a, int64_t row) {
 
 template <class T, class C, int VEC>
 __device__ inline pack<T, VEC> apply_channel(const pack<T, VEC> &x, const row_scale<C> &row,
-                                             int64_t channel, const norm_args &a) {
-  const C weight = a.at.weight ? weight_at<T>(a.at.weight, channel, a) : (C)1,
-          bias = a.at.bias ? weight_at<T>(a.at.bias, channel, a) : (C)0;
+                                             C weight, C bias) {
   const C scale = row.scale * weight, offset = row.offset * weight + bias;
   C v[VEC];
   widen_pack(v, x);
 #pragma unroll
   for (int j = 0; j < VEC; j++) v[j] = (v[j] - row.shift) * scale + offset;
   return narrow_pack<C, T, VEC>(v);
+}
+template <class T, class C, int VEC>
+__device__ inline pack<T, VEC> apply_channel(const pack<T, VEC> &x, const row_scale<C> &row,
+                                             int64_t channel, const norm_args &a) {
+  return apply_channel(x, row, a.at.weight ? weight_at<T>(a.at.weight, channel, a) : (C)1,
+                       a.at.bias ? weight_at<T>(a.at.bias, channel, a) : (C)0);
 }
 
 /* dweight and dbias of the pack's columns are added up. */
@@ -353,11 +357,9 @@ struct block_rows {
  * so much at once. */
 template <class T>
 __device__ inline void prefetch_range(const T *first, int64_t count) {
-#ifdef ONEPASS_CAN_PREFETCH
   const uintptr_t begin = ((uintptr_t)first + 15) / 16 * 16;
   const int64_t bytes = (int64_t)((uintptr_t)(first + count) - begin) / 16 * 16;
-  if (bytes > 0) prefetch_bytes(begin, (unsigned)bytes);
-#endif
+  if (bytes > 0) prefetch_bytes((const void *)begin, (unsigned)bytes);
 }
 
 /* ---- Rows on their way ---------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "norm/cuda_ring.cuh"
 #include "norm/cuda_stream.cuh"
 #include "norm/cuda_strided.cuh"
+#include "norm/cuda_tide.cuh"
 #include "norm/cuda_warps.cuh"
 
 #if defined(ONEPASS_ELEMENT_f32)
@@ -27,9 +28,6 @@ typedef sums_of<element>::type sums;
 
 enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR : 4 };
 
-/* Packs of a worker of `stream` with weights by channel, of which it holds none. */
-enum { STREAM_CHANNELS = 8 };
-
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
  * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
 template <class W, bool MOMENTS>
@@ -43,7 +41,7 @@ struct packs {
                    STREAM_BACKWARD = MANY_BYTES || VECTOR == 2 ? 1 : 2;
 };
 
-/* Plain ones await their turn by themselves, or need not, as `stream`, whose blocks all run at once and so not early. */
+/* Plain ones await their turn by themselves, or need not, as `stream` and `tide`, whose blocks all run at once and so not early. */
 #define PLAIN_KERNEL(threads, blocks, name, call)               \
   extern "C" __global__ void __launch_bounds__(threads, blocks) \
       name(const __grid_constant__ norm_args args) {            \
@@ -189,8 +187,10 @@ KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_chann
           (blocks_forward<element, element, true, BLOCKS_PACKS, false, false, true>(args)))
 KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_channels,
           (blocks_forward<element, element, true, BLOCKS_MANY_PACKS, false, false, true>(args)))
-PLAIN_KERNEL(STREAM_THREADS, 1, moments_stream_forward_channels,
-             (stream_rows<element, element, true, false, STREAM_CHANNELS, true>(args)))
+PLAIN_KERNEL(TIDE_THREADS, 1, moments_tide_forward_channels, (tide_rows<element, false>(args)))
+#ifndef ONEPASS_ELEMENT_f64
+PLAIN_KERNEL(TIDE_THREADS, 1, moments_tide_forward, (tide_rows<element, true>(args)))
+#endif
 
 #define CELLS_KERNEL(blocks, name, call)                              \
   extern "C" __global__ void __launch_bounds__(CELLS_BLOCK, blocks)   \

@@ -25,10 +25,16 @@ enum {
   RING_BACKWARD = 2,
   STREAM_WORKERS = 512,
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
-  STREAM_CHANNELS = 8, /* packs of a worker that holds no weights */
   STREAM_ON_THE_WAY = 1,
   STREAM_MOST_LOOKAHEAD = 24,
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
+  TIDE_WRITERS = 384,
+  TIDE_THREADS = TIDE_WRITERS + 4 * WARP,
+  TIDE_MOST_CHUNKS = 21,
+  TIDE_BIASES = 3,
+  TIDE_MOST_RING = 40,
+  TIDE_MEMORY = 2048, /* shared memory of a tide kernel besides the chunks, at most */
+  TIDE_COPIES = 4,
   PASSES_BLOCK = 256,
   PASSES_MOST_ROWS = 16,
   COLUMNS_BLOCK = 256,
@@ -333,12 +339,13 @@ static int64_t stream_packs(const choice *c) {
 /* Blocks of a team, for slices of up to `longest` elements; 0 if the chip has too few. As many teams as it has
  * room for, each as large as that leaves it. Slices are not so short that workers have no pack of them. */
 static int64_t team_size(const choice *c, int64_t longest) {
-  const int64_t chip = c->device->multiprocessors, needed = onepass_divide_up(c->n, longest);
+  const int64_t chip = c->device->multiprocessors;
+  const int64_t needed = onepass_most(onepass_divide_up(c->n, longest), c->l->tide ? 2 : 1);
   if (needed > chip) return 0;
   const int64_t most = onepass_least(chip / needed, c->rows);
   int64_t teams = most;
-  /* Where places are as large as slices, fewer teams if that leaves fewer multiprocessors without work. */
-  for (int64_t fewer = most - 1; c->l->channels && 2 * fewer >= most && fewer > 0; fewer--) {
+  /* Where a slice takes no more room than it needs, fewer teams if that leaves fewer multiprocessors without work. */
+  for (int64_t fewer = most - 1; c->l->tide && 2 * fewer >= most && fewer > 0; fewer--) {
     if (chip % fewer < chip % teams) teams = fewer;
   }
   const int64_t wanted =
@@ -346,29 +353,32 @@ static int64_t team_size(const choice *c, int64_t longest) {
   return onepass_most(needed, wanted);
 }
 
-static bool choose_stream(choice *c) {
+/* What teams of blocks share, once slices are known. */
+static void form_teams(const choice *c, int64_t teams, int32_t rows_between) {
+  onepass_norm_launch *l = c->l;
+  l->grid = teams * l->team;
+  l->cooperative = true;
+  l->launches = 2;
+  l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS(rows_between) * l->copies * l->grid *
+                          sums_of_row(c) * c->sums_size * 2);
+  l->mail_at = reserve(l, (int64_t)l->mail_size);
+}
+
+static bool choose_slices(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
-  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
-  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
+  if (c->channels || (!takes_vectors(c) && !rows_are_alike(c))) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
-  const int64_t line = 128 / c->size, pack = STREAM_WORKERS * c->vec;
+  l->packs = (int32_t)stream_packs(c);
+  const int64_t line = 128 / c->size;
   const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
-  /* Longer slices only where they are needed: the more rows wait for their sums, and the kernel for them has more
-   * to do. */
-  l->channels = c->channels;
-  int64_t team = team_size(c, stream_packs(c) * pack - whole);
-  if (team == 0) l->channels |= c->by_channel && !c->p->backward && has_packs_of_channels(c);
-  l->packs = (int32_t)(l->channels ? STREAM_CHANNELS : stream_packs(c));
-  const int64_t longest = l->packs * pack - whole;
-  if (team == 0) team = team_size(c, longest);
+  const int64_t longest = l->packs * STREAM_WORKERS * c->vec - whole;
+  const int64_t team = team_size(c, longest);
   if (team == 0) return false;
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  if (l->channels) l->chunks = (int32_t)onepass_divide_up(l->slice, pack);
-  const int64_t places = l->channels ? l->chunks : l->packs;
-  const int64_t slot = places * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
   const int64_t ring = onepass_least((c->device->shared_block - STREAM_MEMORY) / slot,
                                      STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
@@ -379,14 +389,53 @@ static bool choose_stream(choice *c) {
   const int64_t teams =
       c->moments ? blocks_in_phase(c, chip / l->team) : onepass_least(chip / l->team, c->rows);
   if (teams < 1) return false;
-  l->grid = teams * l->team;
   l->block = STREAM_THREADS;
-  l->cooperative = true;
-  l->launches = 2;
-  l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS * l->grid * sums_of_row(c) * c->sums_size * 2);
-  l->mail_at = reserve(l, (int64_t)l->mail_size);
+  l->copies = 1;
+  form_teams(c, teams, ONEPASS_NORM_STREAM_ROWS);
   reserve_parts(c, teams);
   return true;
+}
+
+/* Longer slices, which come chunk by chunk: there is room for little more than one. */
+static bool choose_tide(choice *c) {
+  onepass_norm_launch *l = c->l;
+  const int64_t chip = c->device->multiprocessors;
+  const bool by_column = c->weights && !c->channels;
+  if (c->p->backward || !c->moments || !takes_vectors(c)) return false;
+  if (by_column && (c->size == 8 || has_f32_weights(c))) return false;
+  const int64_t chunk = TIDE_WRITERS * c->vec, room = TIDE_WRITERS * 16;
+  const int64_t slots = (c->device->shared_block - TIDE_MEMORY) / room;
+  const int64_t ring = onepass_least(slots - (by_column ? TIDE_BIASES : 0), TIDE_MOST_RING);
+  /* Two rows at once, if they fit, or else a third of the next one while one waits for its sums. */
+  const int64_t held = ring * 2 / 3,
+                most = by_column ? onepass_least(held, TIDE_MOST_CHUNKS) : held;
+  l->tide = true;
+  l->channels = !by_column;
+  l->width = ONEPASS_NORM_VECTOR;
+  l->packs = 1;
+  int64_t team = ring < 2 ? 0 : team_size(c, onepass_least(ring / 2, most) * chunk);
+  if (team == 0) team = team_size(c, most * chunk);
+  if (team == 0) return false;
+  /* Whole sectors: all slices have as many chunks, but for one that the last may have less. */
+  l->slice = onepass_round_up(onepass_divide_up(c->n, team), SECTOR / c->size);
+  l->team = (int32_t)onepass_divide_up(c->n, l->slice);
+  l->chunks = (int32_t)onepass_divide_up(l->slice, chunk);
+  if (l->slice < chunk || l->chunks > most || l->team * l->slice - c->n >= chunk) return false;
+  /* Not more rows at once than there are places for their sums. */
+  l->ring = (int32_t)onepass_least(ring, (ONEPASS_NORM_TIDE_ROWS - 2) * l->chunks);
+  l->shared = (size_t)((l->ring + (by_column ? TIDE_BIASES : 0)) * room);
+  l->block = TIDE_THREADS;
+  l->copies = by_column ? TIDE_COPIES : 1; /* measured */
+  form_teams(c, onepass_least(chip / l->team, c->rows), ONEPASS_NORM_TIDE_ROWS);
+  return true;
+}
+
+static bool choose_stream(choice *c) {
+  const onepass_norm_launch nothing = *c->l;
+  if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
+  if (choose_slices(c)) return true;
+  *c->l = nothing;
+  return choose_tide(c);
 }
 
 /* ---- passes ---------------------------------------------------------------------------------- */

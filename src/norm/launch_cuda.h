@@ -28,14 +28,15 @@ typedef struct onepass_norm_launch {
   bool wide;                /* blocks: with shared memory */
   bool broad;    /* ring: the kernel with more packs a thread; blocks: with more threads */
   bool by_rows;  /* passes, forward: a block writes the same columns of several rows */
-  bool channels; /* blocks, stream: weights, if there are any, are those of channels, ... */
+  bool tide;     /* stream: slices come chunk by chunk */
+  bool channels; /* blocks, tide: weights, if there are any, are those of channels, ... */
   onepass_divider by_channel; /* ... each of so many elements */
   int64_t grid;
   int32_t block;
   bool cooperative;
   size_t shared;
   /* As in onepass_norm_args. */
-  int32_t team, chunks, ring, lookahead, prefetched;
+  int32_t team, chunks, ring, copies, lookahead, prefetched;
   int64_t slice, segments, row_group;
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */

@@ -106,26 +106,30 @@ static inline void expect_gpu_right(const gpu_call *g, call *host, const call *r
   EXPECT(inputs_hold, "%s: wrote to an input or around it", gpu_label_of(g).text);
 }
 
-/* Runs every kernel that can do a call, and has `expect` look at what each gives. planned, or NULL, is told of each plan
- * first. */
+/* Is told of a plan before it is run, and looks at what it gave. */
+typedef void (*gpu_planned)(const onepass_plan *plan, const gpu_call *g, int kernel);
+typedef void (*gpu_expect)(const gpu_call *g, call *host, const call *reference);
+
+/* Runs one kernel, if it can do the call. planned may be NULL. */
+static inline void gpu_try_kernel(gpu_call *g, call *host, const call *reference, int kernel,
+                                  gpu_planned planned, gpu_expect expect) {
+  onepass_plan *plan = gpu_plan(g, kernel);
+  if (plan == NULL) return;
+  if (planned) planned(plan, g, kernel);
+  gpu_workspace workspace = gpu_workspace_new(plan);
+  gpu_upload(g, host);
+  EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
+  expect(g, host, reference);
+  EXPECT(gpu_workspace_guards_hold(&workspace), "%s: wrote outside the workspace",
+         gpu_label_of(g).text);
+  gpu_workspace_free(&workspace);
+  onepass_plan_destroy(plan);
+}
+
 static inline void gpu_try_every_kernel(gpu_call *g, call *host, const call *reference,
-                                        void (*planned)(const onepass_plan *plan, const gpu_call *g,
-                                                        int kernel),
-                                        void (*expect)(const gpu_call *g, call *host,
-                                                       const call *reference)) {
-  for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++) {
-    onepass_plan *plan = gpu_plan(g, kernel);
-    if (plan == NULL) continue;
-    if (planned) planned(plan, g, kernel);
-    gpu_workspace workspace = gpu_workspace_new(plan);
-    gpu_upload(g, host);
-    EXPECT_OK(gpu_run(plan, g, &workspace, NULL));
-    expect(g, host, reference);
-    EXPECT(gpu_workspace_guards_hold(&workspace), "%s: wrote outside the workspace",
-           gpu_label_of(g).text);
-    gpu_workspace_free(&workspace);
-    onepass_plan_destroy(plan);
-  }
+                                        gpu_planned planned, gpu_expect expect) {
+  for (int kernel = 0; kernel < ONEPASS_CUDA_KERNEL_COUNT; kernel++)
+    gpu_try_kernel(g, host, reference, kernel, planned, expect);
 }
 
 #endif

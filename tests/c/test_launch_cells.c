@@ -360,10 +360,11 @@ static void expect_stream(cells_case of, bool by_channel, int64_t grid, int32_t 
   EXPECT_INT(l.team, team);
   EXPECT_INT(l.ring, ring);
   EXPECT_INT(l.channels, by_channel);
-  const int32_t packs = by_channel ? l.chunks : l.packs;
-  EXPECT(l.slice <= packs * 512 * t.vec && packs <= l.packs, "%s", describe(&t));
-  EXPECT(l.shared == (size_t)(l.ring * packs) * 512 * 16, "%s", describe(&t));
-  EXPECT(l.lookahead >= 1 && l.lookahead + 2 == l.ring, "%s", describe(&t));
+  EXPECT_INT(l.tide, by_channel);
+  const int32_t workers = l.tide ? 384 : 512, packs = l.tide ? l.chunks : l.packs;
+  EXPECT(l.slice <= packs * workers * t.vec, "%s", describe(&t));
+  EXPECT(l.shared == (size_t)(l.ring * (l.tide ? 1 : packs) * workers * 16), "%s", describe(&t));
+  EXPECT(l.tide || (l.lookahead >= 1 && l.lookahead + 2 == l.ring), "%s", describe(&t));
 }
 
 static void expect_groups_in_streams(void) {
@@ -374,18 +375,18 @@ static void expect_groups_in_streams(void) {
                    .height = 512,
                    .width = 512,
                    .groups = 8};
-  expect_stream(of, true, 132, 132, 3);
+  expect_stream(of, true, 132, 132, 37);
   of.extras = 0;
-  expect_stream(of, true, 132, 132, 3);
+  expect_stream(of, true, 132, 132, 37);
   of.type = BF16;
   expect_stream(of, false, 132, 132, 6);
   of.extras = WEIGHTS;
   of.groups = 64; /* instance_norm */
-  expect_stream(of, true, 132, 22, 8);
+  expect_stream(of, true, 132, 6, 37);
   of.type = F32;
-  expect_stream(of, true, 132, 33, 6);
+  expect_stream(of, true, 132, 11, 37);
   of.height = 256;
-  expect_stream(of, true, 132, 22, 8);
+  expect_stream(of, true, 132, 6, 37);
 }
 
 int main(void) {

@@ -103,27 +103,49 @@ static void expect_ring(const norm_trial *t) {
   NORM(!t->summed || l->parts == l->grid);
 }
 
-static void expect_stream(const norm_trial *t) {
+/* Blocks of teams, all on the chip at once. No letter is written over one that a slower block has yet to read. */
+static void expect_teams(const norm_trial *t, int32_t rows_between) {
   const onepass_norm_launch *l = &t->launch;
-  const int64_t teams = l->grid / l->team, workers = 512;
   expect_slices_are_the_row(t, l->team);
   NORM(l->team >= 2 && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
+  NORM(l->grid / l->team <= t->of.rows);
+  NORM(l->copies >= 1 && l->copies <= 32);
+  NORM((int64_t)l->mail_size ==
+       2 * rows_between * l->copies * l->grid * t->sums * (t->sums_size / 4) * 8);
+}
+
+static void expect_stream(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t teams = l->grid / l->team, workers = 512;
+  expect_teams(t, 32);
   NORM(l->block == workers + 96);
   const bool heavy = has_f32_weights(t) || t->size == 8;
   NORM(l->packs == (t->of.backward ? (heavy ? 1 : 2) : heavy ? 2 : 4));
   NORM(workers * l->packs >= packs_reached(t, l->slice));
   NORM(l->slice * t->size % 128 == 0);
-  /* One slice is on its way while others wait for their sums, and no letter is written over one that a
-   * slower block has yet to read. */
+  /* One slice is on its way while others wait for their sums. */
   NORM(l->lookahead >= 1 && l->lookahead + 2 == l->ring && l->lookahead + 2 < 32);
-  NORM(2 * (l->lookahead + 2) <= ONEPASS_NORM_MAIL_SLOTS);
   NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * workers * 16);
-  NORM((int64_t)l->mail_size ==
-       ONEPASS_NORM_MAIL_SLOTS * l->grid * t->sums * (t->sums_size / 4) * 8);
-  NORM(teams <= t->of.rows);
   NORM(!t->of.layer_norm || rows_are_in_phase(t, teams));
   NORM(!t->summed || l->parts == teams);
+}
+
+static void expect_tide(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t writers = 384, chunk = writers * t->vec, biases = 3;
+  const bool by_column = !l->channels, is_new = t->on->properties.major >= 9;
+  expect_teams(t, 8);
+  NORM(l->block == writers + 128);
+  NORM(!t->of.backward && t->of.layer_norm && l->width == ONEPASS_NORM_VECTOR);
+  NORM(by_column == (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS)));
+  NORM(!by_column || (l->chunks <= (is_new ? 21 : 15) && t->size < 8 && !has_f32_weights(t)));
+  /* Every slice has its chunks, the last one at most one less. */
+  NORM(l->slice % t->vec == 0 && l->chunks == divide_up(l->slice, chunk));
+  NORM(l->slice >= chunk && l->team * l->slice - t->of.n < chunk);
+  /* A row and some of the next; not more rows than there are places for. */
+  NORM(2 * l->ring >= 3 * l->chunks && l->ring <= 6 * l->chunks && l->ring <= 40);
+  NORM((int64_t)l->shared == (l->ring + (by_column ? biases : 0)) * writers * 16);
 }
 
 static void expect_passes(const norm_trial *t) {
@@ -213,9 +235,10 @@ static void expect_launch(const norm_trial *t) {
   const onepass_cuda_properties *device = &t->on->properties;
   const bool saves = has(t, ONEPASS_ROLE_MEAN) && !t->of.backward;
   const bool works = t->of.rows > 0 && (t->of.n > 0 || saves);
-  /* More than stream_memory in cuda_stream.cuh, and than what the others sum blocks in. */
+  /* More than team_memory in cuda_letters.cuh, and than what the others sum blocks in. */
   const int64_t static_shared = l->kernel == ONEPASS_CUDA_COLUMNS  ? 20608
                                 : l->kernel != ONEPASS_CUDA_STREAM ? 1536
+                                : l->tide                          ? 2048
                                 : t->sums_size == 8                ? 16384
                                                                    : 8192;
   NORM(t->asked == ONEPASS_CUDA_BEST || l->kernel == t->asked);
@@ -236,7 +259,7 @@ static void expect_launch(const norm_trial *t) {
       expect_ring(t);
       break;
     case ONEPASS_CUDA_STREAM:
-      expect_stream(t);
+      (l->tide ? expect_tide : expect_stream)(t);
       break;
     case ONEPASS_CUDA_PASSES:
       expect_passes(t);

@@ -14,7 +14,7 @@ static const struct {
   const char *forward[2], *backward[2];
 } measured[] = {
     {false, 32768, 65535, {"blocks", "blocks"}, {"stream", "stream"}},
-    {true, 16, 4194304, {"passes", "passes"}, {"passes", "passes"}},
+    {true, 16, 4194304, {"stream", "stream"}, {"passes", "passes"}},
     {true, 1048576, 128, {"warps", "warps"}, {"warps", "warps"}},
     {true, 32768, 1024, {"blocks", "blocks"}, {"ring", "ring"}},
     {true, 16384, 4096, {"blocks", "blocks"}, {"ring", "ring"}},

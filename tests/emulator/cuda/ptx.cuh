@@ -18,6 +18,7 @@ inline unsigned long long look_at_word(const unsigned long long *p) {
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
+inline void prefetch_bytes(const void *, unsigned) {}
 static inline void prefetch(const void *) {}
 
 inline void copy_async(void *shared, const void *global, int valid) {
@@ -43,9 +44,23 @@ inline void arrive(unsigned long long *barrier) {
     *barrier = *barrier >> 32 << 32 | *barrier >> 32 << 1 | ((*barrier & 1) ^ 1);
   }
 }
-inline void await(unsigned long long *barrier, unsigned parity) {
-  while ((*(volatile unsigned long long *)barrier & 1) == parity) machine_take_turns();
+inline bool is_over(unsigned long long *barrier, unsigned parity) {
+  return (*(volatile unsigned long long *)barrier & 1) != parity;
 }
+inline void await(unsigned long long *barrier, unsigned parity) {
+  while (!is_over(barrier, parity)) machine_take_turns();
+}
+
+enum { RANGE_ARRIVALS = 1 };
+inline void bring_range(void *shared, const void *global, unsigned bytes,
+                        unsigned long long *barrier) {
+  if (threadIdx.x % 32) return;
+  if (((uintptr_t)shared | (uintptr_t)global | bytes) % 16)
+    machine_fault("a copy from %p to %p, of %u bytes", global, shared, bytes);
+  memcpy(shared, global, bytes);
+  arrive(barrier);
+}
+inline void announce_barriers() {}
 
 inline float larger_of(float a, float b) { return b > a || b != b ? b : a; }
 
@@ -66,6 +81,8 @@ inline unsigned larger_words(unsigned a, unsigned b, T) {
 inline void await_turn() {}
 inline void let_next_begin(unsigned) {}
 
+template <class T>
+inline void stay_address(T *&) {}
 inline void stay_word(unsigned &) {}
 inline void stay_words(uint4 &) {}
 
