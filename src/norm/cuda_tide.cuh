@@ -21,17 +21,11 @@ enum {
   TIDE_WRITERS = 384, /* each has one pack of a chunk */
   TIDE_GATHERERS = 64,
   TIDE_THREADS = TIDE_WRITERS + TIDE_GATHERERS + 2 * WARP,
-  TIDE_BIASES = 3, /* chunks of biases that are on their way */
-  TIDE_AHEAD = 4,  /* chunks from the last one asked for to the one that comes to the cache */
+  TIDE_BIASES = 3,       /* chunks of biases that are on their way */
+  TIDE_AHEAD = 4,        /* chunks from the last one asked for to the one that comes to the cache */
+  TIDE_MOST_CHUNKS = 21, /* of a slice whose weights are in registers */
   TIDE_MOST_RING = 40
 };
-
-/* Of a slice whose weights are in registers. Before 9.0 there is not enough shared memory for more. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-enum { TIDE_MOST_CHUNKS = 15 };
-#else
-enum { TIDE_MOST_CHUNKS = 21 };
-#endif
 
 /* Chunks follow it, which arrive faster at whole lines. */
 template <class M>
@@ -319,8 +313,10 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
   }
 };
 
+/* From 9.0 on. */
 template <class T, bool BY_COLUMN>
 __device__ inline void tide_rows(const norm_args &a) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   typedef tide<T, BY_COLUMN> of_block;
   __shared__ typename of_block::memory_type memory;
   extern __shared__ __align__(16) char places[];
@@ -337,6 +333,7 @@ __device__ inline void tide_rows(const norm_args &a) {
   } else {
     block.ask_for_chunks();
   }
+#endif
 }
 
 #endif

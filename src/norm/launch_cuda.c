@@ -396,12 +396,13 @@ static bool choose_slices(choice *c) {
   return true;
 }
 
-/* Longer slices, which come chunk by chunk: there is room for little more than one. */
+/* Longer slices, which come chunk by chunk: there may be room for little more than one. From 9.0 on, where one thread can
+ * copy a chunk. */
 static bool choose_tide(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   const bool by_column = c->weights && !c->channels;
-  if (c->p->backward || !c->moments || !takes_vectors(c)) return false;
+  if (c->device->major < 9 || c->p->backward || !c->moments || !takes_vectors(c)) return false;
   if (by_column && (c->size == 8 || has_f32_weights(c))) return false;
   const int64_t chunk = TIDE_WRITERS * c->vec, room = TIDE_WRITERS * 16;
   const int64_t slots = (c->device->shared_block - TIDE_MEMORY) / room;

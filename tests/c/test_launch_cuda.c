@@ -134,12 +134,12 @@ static void expect_stream(const norm_trial *t) {
 static void expect_tide(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const int64_t writers = 384, chunk = writers * t->vec, biases = 3;
-  const bool by_column = !l->channels, is_new = t->on->properties.major >= 9;
+  const bool by_column = !l->channels;
   expect_teams(t, 8);
-  NORM(l->block == writers + 128);
+  NORM(l->block == writers + 128 && t->on->properties.major >= 9);
   NORM(!t->of.backward && t->of.layer_norm && l->width == ONEPASS_NORM_VECTOR);
   NORM(by_column == (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS)));
-  NORM(!by_column || (l->chunks <= (is_new ? 21 : 15) && t->size < 8 && !has_f32_weights(t)));
+  NORM(!by_column || (l->chunks <= 21 && t->size < 8 && !has_f32_weights(t)));
   /* Every slice has its chunks, the last one at most one less. */
   NORM(l->slice % t->vec == 0 && l->chunks == divide_up(l->slice, chunk));
   NORM(l->slice >= chunk && l->team * l->slice - t->of.n < chunk);
