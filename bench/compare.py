@@ -153,15 +153,20 @@ def measure_one(bench: Any, point: Point, drawn: bool, run: Dict[str, Any]) -> N
 
 
 def merged(paths: Sequence[Path]) -> Dict[str, Any]:
-    """The runs of one machine as one: the first one's description, everyone's points."""
+    """The runs of one machine as one: the first one's description, everyone's points. A point that was
+    measured again is the last run's, and says at which commit if that is another one."""
     runs = [json.loads(path.read_text()) for path in paths]
-    result = {**runs[0], "points": [], "failures": []}
+    result = {**runs[0], "failures": []}
+    points = {}
     for run in runs:
-        result["points"] += run["points"]
+        elsewhere = {} if run["commit"] == result["commit"] else {"commit": run["commit"]}
+        for line in run["points"]:
+            name = tuple(line[key] for key in ("set", "op", "label", "dtype", "dir"))
+            points[name] = {**elsewhere, **line}
         result["failures"] += run["failures"]
         if run["random"]:
             result.update(random=run["random"], seed=run["seed"])
-    return result
+    return {**result, "points": list(points.values())}
 
 
 def main() -> int:

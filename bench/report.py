@@ -190,11 +190,12 @@ def points_section(title: str, note: str, fixed: Sequence[Line]) -> List[str]:
     rows = []
     for line in fixed:
         missed = misses(line)
+        verdict = f"**missed**: {', '.join(missed)}" if missed else "met"
         peers = [times(ratio(line, peer)) for peer in PEERS]
         rows.append([problem(line), line["dtype"], DIRECTIONS[line["dir"]],
                      f"{line['us']['onepass']:.1f}", of_copy(line),
                      f"≥ {target(line):.2f}", *peers, f"{line['wall_us']['onepass']:.1f}",
-                     f"**missed**: {', '.join(missed)}" if missed else "met"])
+                     verdict + (f" (at {line['commit']})" if "commit" in line else "")])
     header = ["problem", "type", "direction", "onepass µs", "of copy", "target", "eager",
               "torch.compile", "Liger", "wall µs", ""]
     met = sum(not misses(line) for line in fixed)
