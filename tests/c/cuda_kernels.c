@@ -90,13 +90,13 @@ static void expect_norms_right(onepass_dtype dtype) {
   }
 }
 
-/* Rows that the whole chip shares, enough of them that places of their sums and letters are used again. As they are,
- * and with a mean that their first elements say nothing of. */
-static void expect_long_rows_right(onepass_dtype dtype) {
+/* Rows that the whole chip shares: as they are, and with a mean that their first elements say nothing of. */
+static void expect_rows_of_chip_right(onepass_dtype dtype, int64_t rows, int64_t bytes_of_slice) {
   const enum kind kinds[] = {LAYER_FORWARD, RMS_FORWARD, L2_FORWARD};
   onepass_cuda_info info = {0};
   EXPECT_OK(onepass_get_cuda_info(0, &info));
-  const int64_t shape[2] = {17, info.multiprocessors * (36352 / (int64_t)dtype_size(dtype))};
+  const int64_t shape[2] = {rows,
+                            info.multiprocessors * (bytes_of_slice / (int64_t)dtype_size(dtype))};
   for (int k = 0; k < 2 * 3; k++) {
     call *host = call_new(kinds[k / 2], dtype, 2, shape, 1);
     if (k % 2) {
@@ -112,6 +112,12 @@ static void expect_long_rows_right(onepass_dtype dtype) {
     call_free(reference);
     call_free(host);
   }
+}
+
+/* Enough rows that places of their sums and letters are used again; and rows of which shared memory has no room for two. */
+static void expect_long_rows_right(onepass_dtype dtype) {
+  expect_rows_of_chip_right(dtype, 17, 36352);
+  expect_rows_of_chip_right(dtype, 3, 127008);
 }
 
 static void expect_pools_right(onepass_dtype dtype) {
