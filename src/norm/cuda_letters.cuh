@@ -1,9 +1,9 @@
 /* Teams of blocks that share rows: each block has a slice of all of its team's rows, and the sums of slices become
  * those of rows by letters.
  *
- * The first threads of a block work, which cuda_stream.cuh and cuda_tide.cuh are about; its last warps
- * exchange sums. One adds up those of the workers' warps and posts them in mailboxes in global memory, the others
- * wait for the letters of the whole team, add them up, in the same order in every block, and tell the workers.
+ * Most threads of a block work, which cuda_stream.cuh and cuda_tide.cuh are about; some warps exchange sums. They add up
+ * those of the workers' warps and post them in mailboxes in global memory, wait for the letters of the whole team, add
+ * them up, in the same order in every block, and tell the workers.
  *
  * Letters carry the number of their row, so they are not read too early; mailboxes are zeroed before the
  * launch. A box is used again only for a row that nobody can have reached before all have read it. There may be
