@@ -9,13 +9,17 @@
 #   scripts/sanitize_cuda.sh [TOOL...]
 #
 # BUILD (build/release) has the tests; TYPES ("f32 f64 f16 bf16") are the element types to run, TRIALS (60) how many
-# random norms of channels cuda_cells draws. Logs are in BUILD/sanitize. One line a tool sums up what it found; exits 1 if any found something, and 77 with
-# the reason where there is no compute-sanitizer or no GPU.
+# random norms of channels cuda_cells draws, JOBS (as many as there are processors) how many programs run side by side.
+# Logs are in BUILD/sanitize. A line for each program sums up what a tool found; exits 1 if any found something, and 77
+# with the reason where there is no compute-sanitizer or no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build/release}
 types=${TYPES:-f32 f64 f16 bf16}
-programs=("$build/tests/cuda_kernels" "$build/tests/cuda_cells" "$build/tests/cuda_pools")
+jobs=${JOBS:-$(nproc)}
+programs=(cuda_kernels cuda_cells cuda_pools)
+# What runs as one program, those that take the longest first.
+parts=("cuda_kernels norms" "cuda_kernels long" "cuda_pools" "cuda_kernels pools" "cuda_cells" "cuda_kernels empty")
 export ONEPASS_TEST_TRIALS=${TRIALS:-60}
 logs=$build/sanitize
 
@@ -32,50 +36,65 @@ find_sanitizer() {
   return 1
 }
 
+options_of() { # tool
+  case $1 in
+    memcheck) echo --leak-check full ;;
+    synccheck) echo --num-cuda-barriers 65536 ;; # stream kernels have many, in every block
+  esac
+}
+
 # The lines with which a tool ends, such as "ERROR SUMMARY: 0 errors".
 summaries() { grep -oE '(ERROR|LEAK|RACECHECK) SUMMARY: .*' "$1"; }
 
-run_tool() { # name [option...]
-  local tool=$1 program log start status verdict
-  shift
-  for program in "${programs[@]}"; do
-    log=$logs/$tool-${program##*/}.log start=$SECONDS verdict=clean
-    # shellcheck disable=SC2086 # types are words
-    "$sanitizer" --tool "$tool" --error-exitcode 3 "$@" "$program" $types >"$log" 2>&1
-    status=$?
-    if [ "$status" != 0 ] || ! summaries "$log" | grep -q . ||
-      summaries "$log" | grep -qvE 'SUMMARY: 0 '; then
-      verdict=FAILED
-      failed=1
-    fi
-    printf '%-9s  %-12s  %-6s  %s  (%d s)\n' "$tool" "${program##*/}" "$verdict" \
-      "$(summaries "$log" | paste -sd ';' -)" $((SECONDS - start))
-    [ "$verdict" = clean ] || tail -40 "$log"
-  done
+run_one() { # tool type program [part]
+  local tool=$1 type=$2 program=$3 part=${4:-} start=$SECONDS verdict=clean status
+  local log=$logs/$tool-$program${part:+-$part}-$type.log
+  # shellcheck disable=SC2046,SC2086 # options are words, and a part may be none
+  "$sanitizer" --tool "$tool" --error-exitcode 3 $(options_of "$tool") "$build/tests/$program" "$type" $part \
+    >"$log" 2>&1
+  status=$?
+  if [ "$status" != 0 ] || ! summaries "$log" | grep -q . || summaries "$log" | grep -qvE 'SUMMARY: 0 '; then
+    verdict=FAILED
+  fi
+  printf '%-9s  %-19s  %-4s  %-6s  %s; %s  (%d s)\n' "$tool" "$program${part:+ $part}" "$type" "$verdict" \
+    "$(summaries "$log" | sed 's/.*SUMMARY: //' | paste -sd ';' - | sed 's/;/; /g')" \
+    "$(grep -oE '[0-9]+ checks, [0-9]+ failed' "$log")" $((SECONDS - start))
+  [ "$verdict" = clean ] || { tail -40 "$log"; return 1; }
 }
 
 sanitizer=$(find_sanitizer) || skip "it is not installed"
 for program in "${programs[@]}"; do
-  [ -x "$program" ] || { echo "$program is not there: build the tests first (make)" >&2; exit 1; }
-  # Also says whether the kernels are right at all.
-  "$program" f32 >/dev/null
-  case $? in
-    0) ;;
-    77) skip "$("$program" f32 | sed 's/^skip: [^:]*: //')" ;;
-    *) echo "$program fails by itself" >&2; exit 1 ;;
+  [ -x "$build/tests/$program" ] || { echo "$build/tests/$program is not there: build the tests first (make)" >&2; exit 1; }
+done
+probe=$("$build/tests/cuda_kernels" f32 empty)
+[ $? = 77 ] && skip "$(sed 's/^skip: [^:]*: //' <<<"$probe")"
+
+tools=("$@")
+[ $# -eq 0 ] && tools=(racecheck synccheck initcheck memcheck)
+for tool in "${tools[@]}"; do
+  case $tool in
+    memcheck | racecheck | initcheck | synccheck) ;;
+    *) echo "unknown tool '$tool'; expected memcheck, racecheck, initcheck or synccheck" >&2; exit 2 ;;
   esac
 done
 
 mkdir -p "$logs"
-failed=0
-tools=("$@")
-[ $# -eq 0 ] && tools=(memcheck racecheck initcheck synccheck)
-for tool in "${tools[@]}"; do
-  case $tool in
-    memcheck) run_tool memcheck --leak-check full ;;
-    racecheck | initcheck) run_tool "$tool" ;;
-    synccheck) run_tool synccheck --num-cuda-barriers 65536 ;; # stream kernels have many, in every block
-    *) echo "unknown tool '$tool'; expected memcheck, racecheck, initcheck or synccheck" >&2; exit 2 ;;
-  esac
+failed=0 running=0
+for part in "${parts[@]}"; do
+  for tool in "${tools[@]}"; do
+    for type in $types; do
+      if [ "$running" -ge "$jobs" ]; then
+        wait -n || failed=1
+        running=$((running - 1))
+      fi
+      # shellcheck disable=SC2086 # a program, and its part
+      run_one "$tool" "$type" $part &
+      running=$((running + 1))
+    done
+  done
+done
+while [ "$running" -gt 0 ]; do
+  wait -n || failed=1
+  running=$((running - 1))
 done
 exit "$failed"

@@ -161,10 +161,12 @@ run_pytest() { # python output argument...
   return "$status"
 }
 
-# With both versions of PyTorch side by side; then the judge, one after the other, as it looks at the clock.
+# With both versions of PyTorch side by side, and in several processes each where there are processors for them; then
+# the judge, one after the other, as it looks at the clock.
 stage_python() {
-  local status=0 version
-  local -A python_of=() running=()
+  local status=0 version share shares
+  local -A python_of=()
+  local running=()
   rm -rf build/python-package
   for version in current 2.0.1; do
     if ! python_of[$version]=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
@@ -175,11 +177,16 @@ stage_python() {
       build_python_package "${python_of[$version]}" || return 1
     fi
   done
+  shares=$((${#python_of[@]} ? jobs / ${#python_of[@]} : 1))
+  [ "$shares" -ge 1 ] || shares=1
   for version in "${!python_of[@]}"; do
-    run_pytest "${python_of[$version]}" "build/torch-$version.out" tests/python &
-    running[$version]=$!
+    for ((share = 1; share <= shares; share++)); do
+      ONEPASS_TEST_SHARE=$share/$shares OMP_NUM_THREADS=2 \
+        run_pytest "${python_of[$version]}" "build/torch-$version-$share.out" tests/python &
+      running+=($!)
+    done
   done
-  for version in "${!running[@]}"; do wait "${running[$version]}" || status=1; done
+  for share in "${running[@]}"; do wait "$share" || status=1; done
   for version in "${!python_of[@]}"; do
     test_judge "$version" "${python_of[$version]}" || status=1
   done
