@@ -42,22 +42,24 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                                                                : "";
   const onepass_cuda_launch step = {
       .grid = l->grid, .block = l->block, .cooperative = l->cooperative, .shared = l->shared};
+  const char *statistic = l->squares ? "squares" : n->statistic;
   char name[64];
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS:
-      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s", n->statistic, n->direction, width,
+      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s", statistic, n->direction, width,
                (int)l->packs, n->fused, l->width == ONEPASS_NORM_VECTOR ? weights : "");
       break;
     case ONEPASS_CUDA_BLOCKS:
-      snprintf(name, sizeof name, "%s_%s%s%s", n->statistic,
-               l->wide                                  ? "wide_forward"
-               : l->packs == 8                          ? "blocks_forward_long"
-               : l->broad && !*n->fused && !l->channels ? "blocks_forward_late"
-                                                        : "blocks_forward",
+      snprintf(name, sizeof name, "%s_%s%s%s", statistic,
+               l->wide         ? "wide_forward"
+               : l->packs == 8 ? "blocks_forward_long"
+               : l->packs == 2 ? "blocks_forward_thin"
+               : l->broad      ? "blocks_forward_late"
+                               : "blocks_forward",
                n->fused, weights);
       break;
     case ONEPASS_CUDA_RING:
-      snprintf(name, sizeof name, "%s_ring_%s_%s%s", n->statistic, n->direction,
+      snprintf(name, sizeof name, "%s_ring_%s_%s%s", statistic, n->direction,
                l->broad ? "broad" : "narrow", weights);
       break;
     case ONEPASS_CUDA_STREAM:
@@ -65,9 +67,7 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                n->direction, weights);
       break;
     case ONEPASS_CUDA_COLUMNS:
-      snprintf(name, sizeof name, "%s_columns_%s_%s",
-               moments && p->op->denominator != ONEPASS_BY_DEVIATION ? "squares" : n->statistic,
-               n->direction, width);
+      snprintf(name, sizeof name, "%s_columns_%s_%s", statistic, n->direction, width);
       break;
     default:
       snprintf(name, sizeof name, "%s_strided_%s%s", n->statistic, n->direction, n->fused);

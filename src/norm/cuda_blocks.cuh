@@ -13,6 +13,7 @@
 /* Packs of a thread in its registers; launch_cuda.c knows them, too. */
 enum {
   BLOCKS_MOST_THREADS = 512,
+  BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8, /* of rows that fill a multiprocessor */
   WIDE_MOST_THREADS = 1024
@@ -20,7 +21,7 @@ enum {
 
 /* Blocks of up to so many threads ask for weights together with the row; in larger ones they would take the
  * registers of another block. */
-__host__ __device__ constexpr int blocks_early_threads(int vec) { return vec == 8 ? 128 : 256; }
+__host__ __device__ constexpr int blocks_early_threads(int vec) { return vec == 2 ? 256 : 128; }
 
 /* Of a thread's packs, those that wait in its registers. */
 __host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5; }
@@ -35,12 +36,13 @@ __device__ inline void prefetch_next_row(const norm_args &a) {
 
 /* Every row starts at a multiple of a pack. EARLY_WEIGHTS: weights are asked for together with the row, where
  * registers allow it. */
-template <class T, class W, bool MOMENTS, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false,
+template <class T, class W, int STATISTIC, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false,
           bool CHANNELS = false>
 __device__ inline void blocks_forward(const norm_args &a) {
+  const bool MOMENTS = STATISTIC == OF_MOMENTS;
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
   typedef typename sums_of<T>::type C;
-  const int VEC = vector_of<T>::count, SUMS = MOMENTS ? 2 : 1;
+  const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD;
   __shared__ plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
   const int64_t row = blockIdx.x;
   const int n = (int)a.elements.count;
@@ -70,11 +72,12 @@ __device__ inline void blocks_forward(const norm_args &a) {
       for (int i = 0; i < PACKS; i++) {
         if (at(i) >= n) continue;
         weight[i] = aligned_weights<W, VEC>(weights, at(i), 1);
-        bias[i] = aligned_weights<W, VEC>(biases, at(i), 0);
+        if (MOMENTS) bias[i] = aligned_weights<W, VEC>(biases, at(i), 0);
       }
     };
-    if (a.at.weight && a.at.bias) { /* looked at once */
-      __builtin_assume(a.at.weight && a.at.bias);
+    const bool all = a.at.weight && (!MOMENTS || a.at.bias);
+    if (all) { /* looked at once */
+      __builtin_assume(all);
       load(a.at.weight, a.at.bias);
     } else {
       load(a.at.weight, a.at.bias);
@@ -89,12 +92,12 @@ __device__ inline void blocks_forward(const norm_args &a) {
     mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (at(i) < n) gather_forward<MOMENTS>(mine, held[i], guess);
+      if (at(i) < n) gather_forward<STATISTIC>(mine, held[i], guess);
       stay_packed(held[i]);
     }
     if (again == 0) prefetch_next_row<T>(a);
     const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[again]);
-    if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;
+    if (find_scale<STATISTIC, T>(scale, sums, guess, again, a)) break;
   }
   if (SAVES_REGISTERS) y = find_y();
 #pragma unroll
@@ -108,35 +111,20 @@ __device__ inline void blocks_forward(const norm_args &a) {
     }
     if (EARLY) {
       stay_packed(weight[k]);
-      stay_packed(bias[k]);
-    } else if (MOMENTS) {
-      weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
-      bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
+      if (MOMENTS) stay_packed(bias[k]);
+    } else {
+      if (STATISTIC != OF_MAGNITUDES) weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
+      if (MOMENTS) bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
     }
-    store_pack(y + at(i), apply_forward<MOMENTS, T, W>(held[i], weight[k], bias[k], scale,
-                                                       FUSED ? a.activation : 0));
+    store_pack(y + at(i), apply_forward<STATISTIC, T, W>(held[i], weight[k], bias[k], scale,
+                                                         FUSED ? a.activation : 0));
   }
-  if (MOMENTS && threadIdx.x == 0) save_moments<false>(scale, row, a);
-}
-
-/* What an element adds to the one sum of a row that is scaled and nothing else. */
-template <bool SQUARES, class T, class C, int VEC>
-__device__ inline void gather_wide(plain_sums<C, 1> &mine, const pack<T, VEC> &x) {
-  C v[VEC];
-  widen_pack(v, x);
-  if constexpr (SQUARES) {
-    C sum = 0;
-#pragma unroll
-    for (int j = 0; j < VEC; j++) sum += v[j] * v[j];
-    mine.v[0] += sum;
-  } else {
-    add_magnitudes(mine, v);
-  }
+  if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<false>(scale, row, a);
 }
 
 /* Rows without weights, of which no mean is subtracted, starting anywhere. The first packs of a thread wait
  * in its registers, a.chunks more in shared memory. */
-template <class T, bool SQUARES>
+template <class T, int STATISTIC>
 __device__ inline void wide_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, PACKS = wide_packs(VEC);
@@ -160,28 +148,23 @@ __device__ inline void wide_forward(const norm_args &a) {
   }
   if (mine.column >= 0) end.v[0] = x[mine.column];
   plain_sums<C, 1> sums;
+  C none = 0; /* nothing is guessed */
   sums.clear();
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    if (mine.has(i)) gather_wide<SQUARES>(sums, held[i]);
+    if (mine.has(i)) gather_forward<STATISTIC>(sums, held[i], none);
     stay_packed(held[i]);
   }
-  if (mine.column >= 0) gather_wide<SQUARES>(sums, end);
+  if (mine.column >= 0) gather_forward<STATISTIC>(sums, end, none);
   wait_for_all_but<0>();
 #pragma unroll 4
   for (int k = 0; k < a.chunks; k++) {
-    if (mine.has(PACKS + k)) gather_wide<SQUARES>(sums, *waiting.place(k, 0, 0));
+    if (mine.has(PACKS + k)) gather_forward<STATISTIC>(sums, *waiting.place(k, 0, 0), none);
   }
   row_scale<C> scale;
   sums = sum_block(sums, of_warps);
-  if constexpr (SQUARES) {
-    scale = {};
-    scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
-    if (threadIdx.x == 0) save_moments<false>(scale, blockIdx.x, a);
-  } else {
-    C none = 0;
-    find_scale<false, T>(scale, sums, none, true, a);
-  }
+  find_scale<STATISTIC, T>(scale, sums, none, true, a);
+  if (STATISTIC == OF_SQUARES && threadIdx.x == 0) save_moments<false>(scale, blockIdx.x, a);
   T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, blockIdx.x);
   const auto scaled =
       [&](const auto &elements) { /* which are no weights, but those are not looked at */

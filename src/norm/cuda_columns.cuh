@@ -15,9 +15,6 @@
 /* launch_cuda.c knows them, too. */
 enum { COLUMNS_BLOCK = 256, COLUMNS_KEPT = 8, COLUMNS_KEPT_BACKWARD = 4, COLUMNS_STEP = 4 };
 
-/* How the rows' sums come about: magnitudes, squares, or deviations from the mean. */
-enum { COLUMNS_ABS, COLUMNS_SQUARES, COLUMNS_CENTERED };
-
 __device__ inline float magnitude(float v) { return fabsf(v); }
 __device__ inline double magnitude(double v) { return fabs(v); }
 
@@ -198,11 +195,11 @@ template <class T, int STATISTIC, int VEC>
 __device__ inline void columns_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int KEPT = COLUMNS_KEPT, STEP = COLUMNS_STEP;
-  const bool CENTERED = STATISTIC == COLUMNS_CENTERED;
+  const bool CENTERED = STATISTIC == OF_MOMENTS;
   /* Sums, then what is done with the columns. */
-  __shared__ __align__(16) C shared[CENTERED                   ? 3
-                                    : STATISTIC == COLUMNS_ABS ? 2
-                                                               : 1][COLUMNS_BLOCK * VEC];
+  __shared__ __align__(16) C shared[CENTERED                     ? 3
+                                    : STATISTIC == OF_MAGNITUDES ? 2
+                                                                 : 1][COLUMNS_BLOCK * VEC];
   extern __shared__ __align__(16) char places[];
   __shared__ column_starts starts;
   const column_strip<T, VEC, KEPT, 1> strip(a, starts);
@@ -221,9 +218,9 @@ __device__ inline void columns_forward(const norm_args &a) {
     widen_pack(v, elements);
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-      sum[0][j] += STATISTIC == COLUMNS_ABS       ? magnitude(v[j])
-                   : STATISTIC == COLUMNS_SQUARES ? v[j] * v[j]
-                                                  : v[j] - shift[j];
+      sum[0][j] += STATISTIC == OF_MAGNITUDES ? magnitude(v[j])
+                   : STATISTIC == OF_SQUARES  ? v[j] * v[j]
+                                              : v[j] - shift[j];
     }
   };
 #pragma unroll 1
@@ -275,7 +272,7 @@ __device__ inline void columns_forward(const norm_args &a) {
   }
   strip.for_columns([&](int t) {
     const C all = strip.sum_of(shared[CENTERED], t);
-    if constexpr (STATISTIC == COLUMNS_ABS) {
+    if constexpr (STATISTIC == OF_MAGNITUDES) {
       split_scale(shared[0][t], shared[1][t], scale_by_sum<C>(all, a).denominator);
     } else {
       row_scale<C> row = {};
@@ -294,12 +291,12 @@ __device__ inline void columns_forward(const norm_args &a) {
   });
   C scale[VEC], second[VEC], offset[VEC];
   strip.look_up(scale, shared[0]);
-  if constexpr (STATISTIC != COLUMNS_SQUARES) strip.look_up(second, shared[1]);
+  if constexpr (STATISTIC != OF_SQUARES) strip.look_up(second, shared[1]);
   if constexpr (CENTERED) strip.look_up(offset, shared[2]);
   const moving y = strip.along(a.at.y, ONEPASS_ROLE_Y);
   const auto finish = [&](pack<T, VEC> *elements, int k) {
     C weight[STEP], bias[STEP];
-    if constexpr (STATISTIC != COLUMNS_ABS) {
+    if constexpr (STATISTIC != OF_MAGNITUDES) {
       strip.load_weights(weight, a.at.weight, ONEPASS_ROLE_WEIGHT, k, 1);
       strip.load_weights(bias, a.at.bias, ONEPASS_ROLE_BIAS, k, 0);
     }
@@ -308,7 +305,7 @@ __device__ inline void columns_forward(const norm_args &a) {
       widen_pack(v, elements[i]);
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
-        if (STATISTIC == COLUMNS_ABS) {
+        if (STATISTIC == OF_MAGNITUDES) {
           v[j] = v[j] * scale[j] * second[j];
         } else {
           v[j] = CENTERED ? (v[j] - second[j]) * scale[j] + offset[j] : v[j] * scale[j];
@@ -331,7 +328,7 @@ template <class T, int STATISTIC, int VEC>
 __device__ inline void columns_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int KEPT = COLUMNS_KEPT_BACKWARD;
-  const bool ABS = STATISTIC == COLUMNS_ABS, CENTERED = STATISTIC == COLUMNS_CENTERED;
+  const bool ABS = STATISTIC == OF_MAGNITUDES, CENTERED = STATISTIC == OF_MOMENTS;
   const int SUMS = ABS ? 2 : CENTERED ? 3 : 1;
   /* Sums, then what is done with the columns; rstd and mean. */
   __shared__ __align__(16) C shared[SUMS + (CENTERED ? 2 : 1)][COLUMNS_BLOCK * VEC];
@@ -418,7 +415,7 @@ __device__ inline void columns_backward(const norm_args &a) {
   /* Of z, if not of dy; a constant, or what dy is multiplied with next. */
   C by[VEC], then[VEC], slope[VEC];
   strip.look_up(by, shared[0]);
-  if constexpr (STATISTIC != COLUMNS_SQUARES) strip.look_up(then, shared[1]);
+  if constexpr (STATISTIC != OF_SQUARES) strip.look_up(then, shared[1]);
   if constexpr (ABS) strip.look_up(slope, shared[2]);
   const moving dx = strip.along(a.at.dx, ONEPASS_ROLE_DX);
   const auto finish = [&](int k) {

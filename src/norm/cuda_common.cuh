@@ -86,6 +86,16 @@ __device__ inline typename sums_of<T>::type weight_at(const void *weights, int64
 
 /* ---- Sums of rows ---------------------------------------------------------------------------- */
 
+/* How the sums of rows come about. Kernels without loops of their own for squares take those for moments, too: they
+ * have a bool. */
+enum { OF_MAGNITUDES = false, OF_MOMENTS = true, OF_SQUARES };
+
+template <int STATISTIC>
+struct sum_count {
+  static const int FORWARD = STATISTIC == OF_MOMENTS ? 2 : 1;
+  static const int BACKWARD = STATISTIC == OF_MOMENTS ? 3 : STATISTIC == OF_SQUARES ? 1 : 2;
+};
+
 /* Sums that just add up. Part of a row or all of it. */
 template <class C, int N>
 struct plain_sums {
@@ -187,9 +197,20 @@ __device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
   mine.v[0] += sum;
 }
 
-template <bool MOMENTS, class C, int SUMS>
+template <class C, int N>
+__device__ inline void add_squares(plain_sums<C, 1> &mine, const C (&v)[N]) {
+  C sum = 0;
+#pragma unroll
+  for (int j = 0; j < N; j++) sum += v[j] * v[j];
+  mine.v[0] += sum;
+}
+
+/* Of squares rstd is left out: the sum is multiplied by it. */
+template <int STATISTIC, class C, int SUMS>
 __device__ inline void add_product(plain_sums<C, SUMS> &mine, C x, C dy, C w, C mean, C rstd) {
-  if constexpr (MOMENTS) {
+  if constexpr (STATISTIC == OF_SQUARES) {
+    mine.v[0] += dy * w * x;
+  } else if constexpr (STATISTIC == OF_MOMENTS) {
     const C z = (x - mean) * rstd, g = dy * w;
     mine.v[0] += g;
     mine.v[1] += g * z;

@@ -57,11 +57,10 @@ struct team_memory {
   C elements_of_warps[WARPS], one_over_elements[WARPS];
   C guesses[ROWS]; /* what the sums of rows are about */
   row_result<C, BACKWARD> results[ROWS];
-  unsigned long long guessed[ROWS], gathered[ROWS], known[ROWS];
+  unsigned long long gathered[ROWS], known[ROWS];
   /* Before the first row; a barrier of the block follows. */
   __device__ void init() {
     if (threadIdx.x >= ROWS) return;
-    init_barrier(&guessed[threadIdx.x], 1);
     init_barrier(&gathered[threadIdx.x], WARPS);
     init_barrier(&known[threadIdx.x], 1);
   }
@@ -117,6 +116,18 @@ struct team_member {
   __device__ C rstd_of(int i) const {
     if (!MOMENTS || !BACKWARD || i >= rows) return 0;
     return *row_of<C, true>(a.at.rstd, a, ONEPASS_ROLE_RSTD, x_rows.number(i));
+  }
+
+  /* What the sums of a warp that gathers are divided by; each lane has so many elements. */
+  __device__ void count_elements(int warp, int of_lane) const {
+    plain_sums<C, 1> count;
+    count.v[0] = (C)of_lane;
+    count = sum_lanes(count, WARP);
+    if (threadIdx.x % WARP == 0) {
+      memory.elements_of_warps[warp] = count.v[0];
+      memory.one_over_elements[warp] = 1 / count.v[0];
+    }
+    __syncwarp();
   }
 
   /* -- Those who exchange -- */
@@ -216,8 +227,7 @@ struct team_member {
   __device__ void read_letters_of(int i, IN_BETWEEN in_between) const {
     const int lane = threadIdx.x % WARP;
     const C rstd = rstd_of(i);
-    /* A guess is not read again: where y is x, the row may be written over by now. */
-    const C mean = FORWARD_MOMENTS ? memory.guesses[i % ROWS] : about(i);
+    C mean = FORWARD_MOMENTS ? 0 : about(i);
     /* A lane's members one after the other, then those of all lanes. */
     sums_type own;
     C elements = 0;
@@ -234,7 +244,10 @@ struct team_member {
       add_parts(own, elements, sums, sizes);
     }
     own = put_together<FORWARD_MOMENTS>(own, elements, (C)a.elements.count);
-    if (lane == 0) tell(i, own, mean, rstd);
+    if (lane > 0) return;
+    /* A guess is not made again: where y is x, the row may be written over by now. */
+    if (FORWARD_MOMENTS) mean = memory.guesses[i % ROWS];
+    tell(i, own, mean, rstd);
   }
 
   __device__ void tell(int i, const sums_type &sums, C mean, C rstd) const {
@@ -261,18 +274,5 @@ struct team_member {
     arrive(&memory.known[i % ROWS]);
   }
 };
-
-/* The part that each warp of a block has. */
-template <class M>
-__device__ inline void take_parts(const M &member, char *places) {
-  const int other = (int)threadIdx.x / WARP - M::WARPS, readers = blockDim.x / WARP - M::WARPS - 1;
-  if (other < 0) {
-    member.work(places);
-  } else if (other == 0) {
-    member.post_letters();
-  } else {
-    member.read_letters(other - 1, readers);
-  }
-}
 
 #endif

@@ -99,10 +99,11 @@ __device__ inline void ring_forward(const norm_args &a) {
   }
 }
 
-template <class T, class W, bool MOMENTS, int PACKS>
+template <class T, class W, int STATISTIC, int PACKS>
 __device__ inline void ring_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int VEC = vector_of<T>::count, SUMS = MOMENTS ? 3 : 2;
+  const bool WEIGHTS = STATISTIC != OF_MAGNITUDES, MOMENTS = STATISTIC == OF_MOMENTS;
+  const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::BACKWARD;
   __shared__ plain_sums<C, SUMS> of_warps[2][RING_MOST_THREADS / WARP];
   extern __shared__ __align__(16) char places[];
   const thread_ring<T, PACKS, 2> ring(places, blockDim.x);
@@ -122,11 +123,11 @@ __device__ inline void ring_backward(const norm_args &a) {
   };
 #pragma unroll
   for (int k = 0; k < RING_BACKWARD; k++) ask(k, k);
-  waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1];
+  waiting_weights<W, VEC> weight[WEIGHTS ? PACKS : 1];
   pack<W, 1> end_weight;
-  C dweight[MOMENTS ? PACKS : 1][VEC], dbias[MOMENTS ? PACKS : 1][VEC];
+  C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
   C end_dweight[1] = {0}, end_dbias[1] = {0};
-  if constexpr (MOMENTS) {
+  if constexpr (WEIGHTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       weight[i].load(a.at.weight, ring.position(i) - span.begin, 1, a.aligned, mine.has(i));
@@ -140,12 +141,12 @@ __device__ inline void ring_backward(const norm_args &a) {
     end_x.v[0] = x_rows.first[mine.column];
     end_dy.v[0] = dy_rows.first[mine.column];
   }
-  C mean = MOMENTS ? saved_mean(means.first, a) : 0, rstd = MOMENTS ? *rstds.first : 0;
+  C mean = MOMENTS ? saved_mean(means.first, a) : 0, rstd = WEIGHTS ? *rstds.first : 0;
   int slot = 0, turn = 0;
   for (int row = 0; row < rows; row++) {
     const int next = row + 1 < rows ? row + 1 : row; /* there before it is needed */
     const C next_mean = MOMENTS ? saved_mean(means.at(next), a) : 0,
-            next_rstd = MOMENTS ? *rstds.at(next) : 0;
+            next_rstd = WEIGHTS ? *rstds.at(next) : 0;
     if (mine.column >= 0) {
       next_end_x.v[0] = x_rows.at(next)[mine.column];
       next_end_dy.v[0] = dy_rows.at(next)[mine.column];
@@ -156,33 +157,33 @@ __device__ inline void ring_backward(const norm_args &a) {
     sums.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      const int k = MOMENTS ? i : 0;
+      const int k = WEIGHTS ? i : 0;
       x[i] = *ring.place(slot, 0, i);
       dy[i] = *ring.place(slot, 1, i);
       if (mine.has(i)) {
-        gather_backward<MOMENTS>(sums, x[i], dy[i], weight[k].get(), mean, rstd);
+        gather_backward<STATISTIC>(sums, x[i], dy[i], weight[k].get(), mean, rstd);
       }
       stay_packed(x[i]);
       stay_packed(dy[i]);
     }
-    if (mine.column >= 0) gather_backward<MOMENTS>(sums, end_x, end_dy, end_weight, mean, rstd);
+    if (mine.column >= 0) gather_backward<STATISTIC>(sums, end_x, end_dy, end_weight, mean, rstd);
     ask(slot, row + RING_BACKWARD);
     sums = sum_block(sums, of_warps[turn]);
     turn ^= 1;
-    const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
+    const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean, rstd, a);
     T *dx = dx_rows.at(row);
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      const int k = MOMENTS ? i : 0;
+      const int k = WEIGHTS ? i : 0;
       if (!mine.has(i)) continue;
       store_streaming(dx - span.begin + ring.position(i),
-                      apply_backward<MOMENTS, T, W>(x[i], dy[i], weight[k].get(), gradient,
-                                                    dweight[k], dbias[k]));
+                      apply_backward<STATISTIC, T, W>(x[i], dy[i], weight[k].get(), gradient,
+                                                      dweight[k], dbias[k]));
     }
     if (mine.column >= 0) {
-      dx[mine.column] =
-          apply_backward<MOMENTS, T, W>(end_x, end_dy, end_weight, gradient, end_dweight, end_dbias)
-              .v[0];
+      dx[mine.column] = apply_backward<STATISTIC, T, W>(end_x, end_dy, end_weight, gradient,
+                                                        end_dweight, end_dbias)
+                            .v[0];
     }
     mean = next_mean;
     rstd = next_rstd;
@@ -190,7 +191,7 @@ __device__ inline void ring_backward(const norm_args &a) {
     end_dy = next_end_dy;
     if (++slot == RING_BACKWARD) slot = 0;
   }
-  if constexpr (MOMENTS) {
+  if constexpr (WEIGHTS) {
     store_parts<T>(blockIdx.x * a.elements.count, mine, ring, dweight, dbias, end_dweight[0],
                    end_dbias[0], a);
   }

@@ -139,37 +139,39 @@ __device__ inline C mean_of_pack(const pack<T, VEC> &first) {
 }
 
 /* Moments: about a guess that is rounded to T. */
-template <bool MOMENTS, class T, class C, int SUMS, int VEC>
+template <int STATISTIC, class T, class C, int SUMS, int VEC>
 __device__ inline void gather_forward(plain_sums<C, SUMS> &mine, const pack<T, VEC> &x, C guess) {
   C v[VEC];
   widen_pack(v, x);
-  if constexpr (MOMENTS) {
+  if constexpr (STATISTIC == OF_MOMENTS) {
     add_deviations<T>(mine, v, guess);
+  } else if constexpr (STATISTIC == OF_SQUARES) {
+    add_squares(mine, v);
   } else {
     add_magnitudes(mine, v);
   }
 }
 
-template <bool MOMENTS, class C, int N, int SUMS>
+template <int STATISTIC, class C, int N, int SUMS>
 __device__ inline void add_products(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N],
                                     const C (&w)[N], C mean, C rstd) {
   plain_sums<C, SUMS> part; /* of its own, so that packs do not wait for each other */
   part.clear();
 #pragma unroll
   for (int j = 0; j < N; j++)
-    add_product<MOMENTS>(part, x[j], dy[j], MOMENTS ? w[j] : 1, mean, rstd);
+    add_product<STATISTIC>(part, x[j], dy[j], STATISTIC ? w[j] : 1, mean, rstd);
   mine.merge(part);
 }
 
-template <bool MOMENTS, class T, class W, class C, int SUMS, int VEC>
+template <int STATISTIC, class T, class W, class C, int SUMS, int VEC>
 __device__ inline void gather_backward(plain_sums<C, SUMS> &mine, const pack<T, VEC> &x,
                                        const pack<T, VEC> &dy, const pack<W, VEC> &w, C mean,
                                        C rstd) {
   C v[VEC], g[VEC], by[VEC];
   widen_pack(v, x);
   widen_pack(g, dy);
-  if (MOMENTS) widen_pack(by, w);
-  add_products<MOMENTS>(mine, v, g, by, mean, rstd);
+  if (STATISTIC != OF_MAGNITUDES) widen_pack(by, w);
+  add_products<STATISTIC>(mine, v, g, by, mean, rstd);
 }
 
 /* ---- What is fused with a norm ---------------------------------------------------------------- */
@@ -203,13 +205,20 @@ struct summed_row {
 
 /* ---- Results ------------------------------------------------------------------------------------ */
 
-template <bool MOMENTS, class T, class W, class C, int VEC>
+/* Squares: there is no bias. */
+template <int STATISTIC, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W, VEC> &w,
                                              const pack<W, VEC> &b, const row_scale<C> &scale,
                                              int activation = ONEPASS_NO_ACTIVATION) {
   C v[VEC];
   widen_pack(v, x);
-  if constexpr (MOMENTS) {
+  if constexpr (STATISTIC == OF_SQUARES) {
+    C by[VEC];
+    widen_pack(by, w);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) v[j] = v[j] * scale.scale * by[j];
+    activate_all(activation, v);
+  } else if constexpr (STATISTIC == OF_MOMENTS) {
     C by[VEC], more[VEC];
     widen_pack(by, w);
     widen_pack(more, b);
@@ -250,7 +259,7 @@ __device__ inline pack<T, VEC> apply_channel(const pack<T, VEC> &x, const row_sc
 }
 
 /* dweight and dbias of the pack's columns are added up. */
-template <bool MOMENTS, class T, class W, class C, int VEC>
+template <int STATISTIC, class T, class W, class C, int VEC>
 __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<T, VEC> &dy,
                                               const pack<W, VEC> &w,
                                               const row_gradient<C> &gradient, C (&dweight)[VEC],
@@ -258,10 +267,14 @@ __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<
   C v[VEC], g[VEC], by[VEC];
   widen_pack(v, x);
   widen_pack(g, dy);
-  if (MOMENTS) widen_pack(by, w);
+  if (STATISTIC != OF_MAGNITUDES) widen_pack(by, w);
 #pragma unroll
   for (int j = 0; j < VEC; j++) {
-    if constexpr (MOMENTS) {
+    if constexpr (STATISTIC == OF_SQUARES) {
+      const C z = v[j] * gradient.rstd;
+      dweight[j] += g[j] * z;
+      v[j] = g[j] * by[j] * gradient.rstd + z * gradient.by_z;
+    } else if constexpr (STATISTIC == OF_MOMENTS) {
       const C z = normalized(gradient, v[j]);
       dweight[j] += g[j] * z;
       dbias[j] += g[j];
@@ -275,10 +288,13 @@ __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<
 
 /* What a row's sums come to, for the thread that has them. Moments: false if the guess was no good and
  * the sums should be made again about a better one. */
-template <bool MOMENTS, class T, class C, int SUMS>
+template <int STATISTIC, class T, class C, int SUMS>
 __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS> &sums, C &guess,
                                   bool again, const norm_args &a) {
-  if constexpr (MOMENTS) {
+  if constexpr (STATISTIC == OF_SQUARES) {
+    scale = {};
+    scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
+  } else if constexpr (STATISTIC == OF_MOMENTS) {
     const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
     if (a.denominator != ONEPASS_BY_DEVIATION) {
       const C mean = guess + found.more;
@@ -309,11 +325,14 @@ __device__ inline void save_moments(const row_scale<C> &scale, int64_t row, cons
   if (a.at.rstd) *row_of<C, ONE_AXIS>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
 }
 
-template <bool MOMENTS, class C, int SUMS>
+template <int STATISTIC, class C, int SUMS>
 __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums, C mean, C rstd,
                                                 const norm_args &a) {
   row_gradient<C> row = {0};
-  if constexpr (MOMENTS) {
+  if constexpr (STATISTIC == OF_SQUARES) {
+    row.rstd = rstd;
+    row.by_z = -rstd * (sums.v[0] * rstd) * share_of_products(rstd, a);
+  } else if constexpr (STATISTIC == OF_MOMENTS) {
     row.mean = mean;
     row.rstd = rstd;
     if (a.denominator != ONEPASS_BY_DEVIATION) {

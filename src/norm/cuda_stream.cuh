@@ -88,16 +88,7 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
       }
     }
     const int warp = threadIdx.x / WARP;
-    if constexpr (FORWARD_MOMENTS) {
-      plain_sums<C, 1> count;
-      count.v[0] = (C)of_first.elements();
-      count = sum_lanes(count, WARP);
-      if (threadIdx.x % WARP == 0) {
-        memory.elements_of_warps[warp] = count.v[0];
-        memory.one_over_elements[warp] = 1 / count.v[0];
-      }
-      __syncwarp();
-    }
+    if constexpr (FORWARD_MOMENTS) member::count_elements(warp, of_first.elements());
     const auto load_end = [&](const void *base, int role, int row, const dealt_row<T> &mine) {
       pack<T, 1> end = {};
       if (mine.column >= 0) end.v[0] = slice_of(base, role, row)[mine.column];
@@ -221,7 +212,15 @@ __device__ inline void stream_rows(const norm_args &a) {
   extern __shared__ __align__(16) char places[];
   memory.init();
   __syncthreads();
-  take_parts(of_block(a, memory), places);
+  const of_block block(a, memory);
+  const int other = (int)threadIdx.x / WARP - of_block::WARPS;
+  if (other < 0) {
+    block.work(places);
+  } else if (other == 0) {
+    block.post_letters();
+  } else {
+    block.read_letters(other - 1, STREAM_READERS);
+  }
 }
 
 #endif

@@ -2,7 +2,7 @@
  * shared memory. Forward, with moments; rows are aligned.
  *
  * Chunks of a slice come into a ring in shared memory, one row's after the other's, and every warp has a part of its own
- * to do: one asks for chunks, each when the one in its place has been written, and asks that a few more come to the
+ * to do: one asks for chunks, each when all are done with the one in its place, and asks that a few more come to the
  * second-level cache; two gather the sums of chunks as they arrive; one exchanges the sums of slices with the team by
  * letters; all others write the results of chunks whose row's sums are known. So the next row comes and is gathered
  * while this one waits for its sums and is written, as far as there is room.
@@ -21,21 +21,25 @@ enum {
   TIDE_WRITERS = 384, /* each has one pack of a chunk */
   TIDE_GATHERERS = 64,
   TIDE_THREADS = TIDE_WRITERS + TIDE_GATHERERS + 2 * WARP,
-  TIDE_BIASES = 3,       /* chunks of biases that are on their way */
-  TIDE_AHEAD = 4,        /* chunks from the last one asked for to the one that comes to the cache */
-  TIDE_MOST_CHUNKS = 21, /* of a slice whose weights are in registers */
+  TIDE_BIASES = 3, /* chunks of biases that are on their way */
+  TIDE_AHEAD = 4,  /* chunks from the last one asked for to the one that comes to the cache */
   TIDE_MOST_RING = 40
 };
+
+/* Of a slice whose weights are in registers. */
+__host__ __device__ constexpr int tide_most_chunks(int vec) { return vec == 8 ? 22 : 21; }
 
 /* Chunks follow it, which arrive faster at whole lines. */
 template <class M>
 struct __align__(128) tide_memory : M {
-  unsigned long long arrived[TIDE_MOST_RING], written[TIDE_MOST_RING]; /* chunks, by place */
+  unsigned long long guessed[ONEPASS_NORM_TIDE_ROWS];
+  unsigned long long arrived[TIDE_MOST_RING], done[TIDE_MOST_RING]; /* chunks, by place */
   __device__ void init() {
     M::init();
     const int at = threadIdx.x;
+    if (at < ONEPASS_NORM_TIDE_ROWS) init_barrier(&guessed[at], WARP);
     if (at < TIDE_MOST_RING) init_barrier(&arrived[at], RANGE_ARRIVALS);
-    if (at < TIDE_MOST_RING) init_barrier(&written[at], TIDE_WRITERS / WARP);
+    if (at < TIDE_MOST_RING) init_barrier(&done[at], TIDE_GATHERERS + TIDE_WRITERS);
     announce_barriers();
   }
 };
@@ -59,7 +63,7 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
   typedef typename member::C C;
   typedef typename member::sums_type sums_type;
   static const int VEC = vector_of<T>::count, CHUNK = TIDE_WRITERS * VEC;
-  static const int ROWS = ONEPASS_NORM_TIDE_ROWS;
+  static const int ROWS = ONEPASS_NORM_TIDE_ROWS, MOST_CHUNKS = tide_most_chunks(VEC);
   typedef pack<T, VEC> place[TIDE_WRITERS]; /* of a chunk */
   using member::a;
   using member::about;
@@ -110,7 +114,7 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
         if (threadIdx.x % WARP == 0) prefetch_range(ahead.from, elements_of(ahead.chunk));
         next(ahead);
       }
-      await(&memory.written[to.at], to.parity);
+      await(&memory.done[to.at], to.parity);
       bring_range(ring[to.at], asked.from, elements_of(asked.chunk) * (int)sizeof(T),
                   &memory.arrived[to.at]);
       to.next(a.ring);
@@ -131,20 +135,6 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
 #pragma unroll 1
     for (int k = gatherer(); k < packs; k += TIDE_GATHERERS)
       gather_forward<true>(sums, ring[at][k], about);
-  }
-
-  /* What the warp's sums are divided by. */
-  __device__ void count_elements() const {
-    plain_sums<C, 1> count;
-    int packs = (chunks - 1) * (TIDE_WRITERS / TIDE_GATHERERS);
-    for (int k = gatherer(); k < elements_of(chunks - 1) / VEC; k += TIDE_GATHERERS) packs++;
-    count.v[0] = (C)(packs * VEC);
-    count = sum_lanes(count, WARP);
-    if (threadIdx.x % WARP == 0) {
-      memory.elements_of_warps[gatherer() / WARP] = count.v[0];
-      memory.one_over_elements[gatherer() / WARP] = 1 / count.v[0];
-    }
-    __syncwarp();
   }
 
   /* The warp's sums of a row about the guess, as moments. It may be far from it: then they are made again about a
@@ -172,9 +162,12 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
   }
 
   __device__ void gather_rows() const {
-    count_elements();
+    int packs = (chunks - 1) * (TIDE_WRITERS / TIDE_GATHERERS);
+    for (int k = gatherer(); k < elements_of(chunks - 1) / VEC; k += TIDE_GATHERERS) packs++;
+    member::count_elements(gatherer() / WARP, packs * VEC);
     tide_place from = {0, 0};
     for (int row = 0; row < rows; row++) {
+      int first = from.at; /* place of the row */
       await(&memory.guessed[row % ROWS], row / ROWS & 1);
       const C guess = memory.guesses[row % ROWS];
       sums_type sums;
@@ -193,6 +186,12 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
         memory.of_warps[row % ROWS][gatherer() / WARP] = sums;
         arrive(&memory.gathered[row % ROWS]);
       }
+      /* Not sooner: they may have been read twice. */
+#pragma unroll 1
+      for (int chunk = 0; chunk < chunks; chunk++) {
+        arrive(&memory.done[first]);
+        first = first + 1 < a.ring ? first + 1 : 0;
+      }
     }
   }
 
@@ -202,8 +201,7 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
   __device__ void tell_guess(int i, C guess) const {
     if (i >= rows) return;
     if (i >= ROWS) await(&memory.known[i % ROWS], (i / ROWS - 1) & 1);
-    if (threadIdx.x % WARP) return;
-    memory.guesses[i % ROWS] = guess;
+    if (threadIdx.x % WARP == 0) memory.guesses[i % ROWS] = guess;
     arrive(&memory.guessed[i % ROWS]);
   }
 
@@ -234,11 +232,11 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
   __device__ void write_rows() const {
     const int me = threadIdx.x;
     const bool has_last = me * VEC < elements_of(chunks - 1);
-    waiting_weights<T, VEC> weight[BY_COLUMN ? TIDE_MOST_CHUNKS : 1];
+    waiting_weights<T, VEC> weight[BY_COLUMN ? MOST_CHUNKS : 1];
     if constexpr (BY_COLUMN) {
       const T *weights = a.at.weight ? (const T *)a.at.weight + begin : NULL;
 #pragma unroll
-      for (int k = 0; k < TIDE_MOST_CHUNKS; k++)
+      for (int k = 0; k < MOST_CHUNKS; k++)
         weight[k].load(weights, k * CHUNK + me * VEC, 1, true,
                        k < chunks - 1 || (k == chunks - 1 && has_last));
     }
@@ -282,15 +280,14 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
           y = apply_channel(x, scale, channel_weight, channel_bias);
         }
         if (chunk < chunks - 1 || has_last) store_streaming(out + chunk * CHUNK, y);
-        __syncwarp();
-        if (me % WARP == 0) arrive(&memory.written[from]);
+        arrive(&memory.done[from]);
         from = from + 1 < a.ring ? from + 1 : 0;
         ask_for_bias(bias_from);
         bias_from = bias_from + 1 < TIDE_BIASES ? bias_from + 1 : 0;
       };
       if constexpr (BY_COLUMN) {
 #pragma unroll
-        for (int k = 0; k < TIDE_MOST_CHUNKS; k++) {
+        for (int k = 0; k < MOST_CHUNKS; k++) {
           if (k < chunks) write(k, weight[k].get());
         }
       } else {

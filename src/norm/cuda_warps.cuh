@@ -3,7 +3,7 @@
  * `team` neighbouring lanes, a power of two, hold a row: lane l has the packs l, l + team, ... of VEC
  * elements each, at most PACKS of them. With VEC > 1 every row starts at a multiple of the pack's
  * size; rows that do not are done with VEC = 1, where neighbouring lanes still read neighbouring
- * elements. Forward a team has one row; backward its block stays for many rows, ROWS at a time, so that
+ * elements. Forward a team has ROWS rows; backward its block stays for many rows, ROWS at a time, so that
  * dweight and dbias are summed in registers.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
@@ -12,7 +12,8 @@
 
 #include "norm/cuda_slices.cuh"
 
-enum { WARPS_MOST_THREADS = 256 };
+/* Rows of a team, forward, where lanes have whole packs; launch_cuda.c knows it, too. */
+enum { WARPS_ROWS = 2 };
 
 /* A lane's place in its row. */
 struct team_lane {
@@ -60,60 +61,75 @@ __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w)
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
-template <class T, class W, bool MOMENTS, int VEC, int PACKS, bool FUSED = false>
+/* A lane has the same columns of a team's ROWS rows: weights are loaded once for them. */
+template <class T, class W, int STATISTIC, int VEC, int PACKS, int ROWS = 1, bool FUSED = false>
 __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int SUMS = MOMENTS ? 2 : 1, n = (int)a.elements.count;
+  const bool WEIGHTS = STATISTIC != OF_MAGNITUDES, MOMENTS = STATISTIC == OF_MOMENTS;
+  const int n = (int)a.elements.count;
   const team_lane w(a);
-  const int64_t row = (int64_t)blockIdx.x * w.of_block + w.row;
-  const bool active = row < a.rows.count;
-  pack<T, VEC> x[PACKS];
-  if constexpr (FUSED) {
-    const summed_row<T> from(a, active ? row : 0);
+  const int64_t first = (int64_t)blockIdx.x * w.of_block * ROWS + w.row;
+  const auto is_active = [&](int r) { return first + r * w.of_block < a.rows.count; };
+  const auto row = [&](int r) { return is_active(r) ? first + r * w.of_block : 0; };
+  pack<T, VEC> x[ROWS][PACKS];
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      x[i] = {};
-      if (active && w.column(i, VEC) < n) x[i] = from.template take<VEC>(w.column(i, VEC));
-    }
-  } else {
-    load_row(x, row_of<T>(a.at.x, a, ONEPASS_ROLE_X, active ? row : 0), w, n, active);
-  }
-  pack<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
-  C guess = 0;
-  if constexpr (MOMENTS) {
+  for (int r = 0; r < ROWS; r++) {
+    if constexpr (FUSED) {
+      const summed_row<T> from(a, row(r));
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int column = w.column(i, VEC);
-      if (column >= n) continue;
-      weight[i] = lane_weights<T, W, VEC>(a.at.weight, column, 1, a);
-      bias[i] = lane_weights<T, W, VEC>(a.at.bias, column, 0, a);
+      for (int i = 0; i < PACKS; i++) {
+        x[r][i] = {};
+        if (is_active(r) && w.column(i, VEC) < n)
+          x[r][i] = from.template take<VEC>(w.column(i, VEC));
+      }
+    } else {
+      load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row(r)), w, n, is_active(r));
     }
-    guess = guess_of_team<T, C, VEC>(x[0], w);
   }
-  row_scale<C> scale;
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    plain_sums<C, SUMS> mine;
-    mine.clear();
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (w.column(i, VEC) < n) gather_forward<MOMENTS>(mine, x[i], guess);
-      stay_packed(x[i]);
-    }
-    mine = sum_lanes(mine, w.team);
-    /* The lanes of all teams go on together. */
-    if (__all_sync(ALL_LANES, find_scale<MOMENTS, T>(scale, mine, guess, again, a))) break;
-  }
-  if (!active) return;
-  if (MOMENTS && w.lane == 0) save_moments<false>(scale, row, a);
-  T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row);
+  pack<W, VEC> weight[WEIGHTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
+    const int column = w.column(i, VEC);
     if (column >= n) continue;
-    if (MOMENTS) stay_packed(weight[k]), stay_packed(bias[k]);
-    store_pack(y + column, apply_forward<MOMENTS, T, W>(x[i], weight[k], bias[k], scale,
-                                                        FUSED ? a.activation : 0));
+    if constexpr (WEIGHTS) weight[i] = lane_weights<T, W, VEC>(a.at.weight, column, 1, a);
+    if constexpr (MOMENTS) bias[i] = lane_weights<T, W, VEC>(a.at.bias, column, 0, a);
+  }
+  C guess[ROWS] = {0};
+#pragma unroll
+  for (int r = 0; r < ROWS && MOMENTS; r++) guess[r] = guess_of_team<T, C, VEC>(x[r][0], w);
+  row_scale<C> scale[ROWS];
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    bool found = true;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      plain_sums<C, sum_count<STATISTIC>::FORWARD> mine;
+      mine.clear();
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (w.column(i, VEC) < n) gather_forward<STATISTIC>(mine, x[r][i], guess[r]);
+        stay_packed(x[r][i]);
+      }
+      mine = sum_lanes(mine, w.team);
+      found &= find_scale<STATISTIC, T>(scale[r], mine, guess[r], again, a);
+    }
+    /* The lanes of all teams go on together. */
+    if (!MOMENTS || __all_sync(ALL_LANES, found)) break;
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    if (!is_active(r)) return;
+    if (WEIGHTS && w.lane == 0) save_moments<false>(scale[r], row(r), a);
+    T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int column = w.column(i, VEC), k = WEIGHTS ? i : 0, l = MOMENTS ? i : 0;
+      if (column >= n) continue;
+      if (WEIGHTS) stay_packed(weight[k]);
+      if (MOMENTS) stay_packed(bias[l]);
+      store_pack(y + column, apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], scale[r],
+                                                            FUSED ? a.activation : 0));
+    }
   }
 }
 
@@ -142,15 +158,16 @@ __device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const team_l
   __syncthreads();
 }
 
-template <class T, class W, bool MOMENTS, int VEC, int PACKS, int ROWS>
+template <class T, class W, int STATISTIC, int VEC, int PACKS, int ROWS>
 __device__ inline void warps_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   extern __shared__ __align__(16) char sums_of_warps[];
-  const int SUMS = MOMENTS ? 3 : 2, n = (int)a.elements.count;
+  const bool WEIGHTS = STATISTIC != OF_MAGNITUDES, MOMENTS = STATISTIC == OF_MOMENTS;
+  const int SUMS = sum_count<STATISTIC>::BACKWARD, n = (int)a.elements.count;
   const team_lane w(a);
-  pack<W, VEC> weight[MOMENTS ? PACKS : 1];
-  C dweight[MOMENTS ? PACKS : 1][VEC], dbias[MOMENTS ? PACKS : 1][VEC];
-  if constexpr (MOMENTS) {
+  pack<W, VEC> weight[WEIGHTS ? PACKS : 1];
+  C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
+  if constexpr (WEIGHTS) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       if (w.column(i, VEC) < n)
@@ -172,7 +189,7 @@ __device__ inline void warps_backward(const norm_args &a) {
       load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), w, n, active);
       load_row(dy[r], row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row), w, n, active);
       mean[r] = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0;
-      rstd[r] = MOMENTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
+      rstd[r] = WEIGHTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -180,33 +197,33 @@ __device__ inline void warps_backward(const norm_args &a) {
       sums.clear();
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        const int k = MOMENTS ? i : 0;
+        const int k = WEIGHTS ? i : 0;
         if (w.column(i, VEC) < n) {
           C v[VEC], g[VEC], by[VEC];
-          if (MOMENTS) stay_packed(weight[k]);
+          if (WEIGHTS) stay_packed(weight[k]);
           widen_pack(v, x[r][i]);
           widen_pack(g, dy[r][i]);
-          if (MOMENTS) widen_pack(by, weight[k]);
-          add_products<MOMENTS>(sums, v, g, by, mean[r], rstd[r]);
+          if (WEIGHTS) widen_pack(by, weight[k]);
+          add_products<STATISTIC>(sums, v, g, by, mean[r], rstd[r]);
         }
         stay_packed(x[r][i]);
         stay_packed(dy[r][i]);
       }
       sums = sum_lanes(sums, w.team);
-      const row_gradient<C> gradient = find_gradient<MOMENTS>(sums, mean[r], rstd[r], a);
+      const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
       if (first + r >= a.rows.count) continue;
       T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        const int column = w.column(i, VEC), k = MOMENTS ? i : 0;
+        const int column = w.column(i, VEC), k = WEIGHTS ? i : 0;
         if (column >= n) continue;
-        if (MOMENTS) stay_packed(weight[k]);
-        store_pack(dx + column, apply_backward<MOMENTS, T, W>(x[r][i], dy[r][i], weight[k],
-                                                              gradient, dweight[k], dbias[k]));
+        if (WEIGHTS) stay_packed(weight[k]);
+        store_pack(dx + column, apply_backward<STATISTIC, T, W>(x[r][i], dy[r][i], weight[k],
+                                                                gradient, dweight[k], dbias[k]));
       }
     }
   }
-  if constexpr (MOMENTS) {
+  if constexpr (WEIGHTS) {
     if (a.dweight_parts)
       sum_over_block(dweight, (C *)a.dweight_parts + (int64_t)blockIdx.x * n, w, n,
                      (C *)sums_of_warps);

@@ -65,24 +65,19 @@ struct packs {
   KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
-#define WARPS_KERNELS(name, suffix, W, MOMENTS)                     \
-  KERNEL(256, name##_forward_vector_1##suffix,                      \
-         (warps_forward<element, W, MOMENTS, VECTOR, 1>(args)))     \
-  KERNEL(256, name##_forward_vector_2##suffix,                      \
-         (warps_forward<element, W, MOMENTS, VECTOR, 2>(args)))     \
-  KERNEL(256, name##_forward_vector_4##suffix,                      \
-         (warps_forward<element, W, MOMENTS, VECTOR, 4>(args)))     \
-  KERNEL(256, name##_backward_vector_1##suffix,                     \
-         (warps_backward<element, W, MOMENTS, VECTOR, 1, 2>(args))) \
-  KERNEL(256, name##_backward_vector_2##suffix,                     \
-         (warps_backward<element, W, MOMENTS, VECTOR, 2, 1>(args)))
+/* With two packs and two rows a lane, still four blocks on a multiprocessor. */
+#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                                 \
+  KERNEL(256, name##_forward_vector_1##suffix,                                                    \
+         (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))                     \
+  KERNEL_AT(256, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? 4 : 2, name##_forward_vector_2##suffix, \
+            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))                  \
+  KERNEL(256, name##_backward_vector_1##suffix,                                                   \
+         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                             \
+  KERNEL(256, name##_backward_vector_2##suffix,                                                   \
+         (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
 
 #define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                     \
-  KERNEL_AT(blocks_early_threads(VECTOR),                                                          \
-            VECTOR == 2   ? 2                                                                      \
-            : VECTOR == 4 ? 3                                                                      \
-                          : 6,                                                                     \
-            op##_blocks_forward##suffix,                                                           \
+  KERNEL_AT(blocks_early_threads(VECTOR), VECTOR == 2 ? 2 : 6, op##_blocks_forward##suffix,        \
             (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                   \
              MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                        \
   KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,            \
@@ -138,17 +133,29 @@ struct packs {
   PLAIN_KERNEL(COLUMNS_BLOCK, COLUMNS_BLOCKS(3), name##_columns_backward_scalar, await_turn(); \
                (columns_backward<element, STATISTIC, 1>(args)))
 
-COLUMNS_KERNELS(abs, COLUMNS_ABS, 4)
-COLUMNS_KERNELS(squares, COLUMNS_SQUARES, 4)
-COLUMNS_KERNELS(moments, COLUMNS_CENTERED, 3)
+COLUMNS_KERNELS(abs, OF_MAGNITUDES, 4)
+COLUMNS_KERNELS(squares, OF_SQUARES, 4)
+COLUMNS_KERNELS(moments, OF_MOMENTS, 3)
 
 KERNELS_OF(abs, false)
-KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, false>(args)))
+KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, OF_MAGNITUDES>(args)))
 KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
 KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
 
+/* No mean to take off and no bias to add: less to do, and fewer registers. */
+WARPS_KERNELS(squares_warps, , element, OF_SQUARES)
+KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, squares_blocks_forward,
+          (blocks_forward<element, element, OF_SQUARES, BLOCKS_PACKS, true>(args)))
+KERNEL_AT(BLOCKS_MOST_THREADS, 1, squares_blocks_forward_long,
+          (blocks_forward<element, element, OF_SQUARES, BLOCKS_MANY_PACKS, true>(args)))
+KERNEL_AT(WIDE_MOST_THREADS, 1, squares_wide_forward, (wide_forward<element, OF_SQUARES>(args)))
+KERNEL_AT(
+    RING_MOST_THREADS, 1, squares_ring_backward_narrow,
+    (ring_backward<element, element, OF_SQUARES, packs<element, true>::RING_BACKWARD_NARROW>(args)))
+KERNEL_AT(RING_MOST_THREADS, 1, squares_ring_backward_broad,
+          (ring_backward < element, element, OF_SQUARES, VECTOR == 2 ? 3 : 4 > (args)))
+
 KERNELS_OF(moments, true)
-KERNEL_AT(WIDE_MOST_THREADS, 1, moments_wide_forward, (wide_forward<element, true>(args)))
 KERNEL_AT(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
           (passes_forward_rows<element>(args)))
 KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))
@@ -157,16 +164,25 @@ KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
 KERNEL(256, moments_strided_sums, (strided_sums<element>(args)))
 KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
 
-/* With a residual before the norm or an activation behind it: fewer kinds, as more is moved and done. */
-#define FUSED_KERNELS(suffix, W)                                                            \
-  KERNEL(256, moments_warps_forward_vector_4_fused##suffix,                                 \
-         (warps_forward<element, W, true, VECTOR, 4, true>(args)))                          \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_fused##suffix, \
-            (blocks_forward<element, W, true, BLOCKS_PACKS, false, true>(args)))            \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_fused##suffix,              \
-            (blocks_forward<element, W, true, BLOCKS_MANY_PACKS, false, true>(args)))
+#ifdef ONEPASS_ELEMENT_f32
+/* Fewer packs and more threads, for which halves have too much to do. */
+KERNEL_AT(BLOCKS_MOST_THREADS, 4, abs_blocks_forward_thin,
+          (blocks_forward<element, element, OF_MAGNITUDES, BLOCKS_FEW_PACKS, false>(args)))
+KERNEL_AT(BLOCKS_MOST_THREADS, 4, moments_blocks_forward_thin,
+          (blocks_forward<element, element, OF_MOMENTS, BLOCKS_FEW_PACKS, false>(args)))
+#endif
 
-FUSED_KERNELS(, element)
+/* With a residual before the norm or an activation behind it: fewer kinds, as more is moved and done. */
+#define FUSED_KERNELS(op, suffix, W, STATISTIC)                                          \
+  KERNEL(256, op##_warps_forward_vector_4_fused##suffix,                                 \
+         (warps_forward<element, W, STATISTIC, VECTOR, 4, 1, true>(args)))               \
+  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_fused##suffix, \
+            (blocks_forward<element, W, STATISTIC, BLOCKS_PACKS, false, true>(args)))    \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long_fused##suffix,              \
+            (blocks_forward<element, W, STATISTIC, BLOCKS_MANY_PACKS, false, true>(args)))
+
+FUSED_KERNELS(moments, , element, OF_MOMENTS)
+FUSED_KERNELS(squares, , element, OF_SQUARES)
 KERNEL(256, moments_gather_forward_fused, (passes_gather_sums<element>(args)))
 KERNEL(256, moments_apply_forward_fused, (passes_forward_fused<element>(args)))
 KERNEL(256, moments_gather_backward_fused, (passes_gather_aligned<element, true, true>(args)))
@@ -175,9 +191,9 @@ KERNEL(256, moments_strided_forward_fused, (strided_forward<element, true, true>
 KERNEL(256, moments_strided_backward_fused, (strided_backward<element, true, true>(args)))
 KERNEL(256, moments_strided_sums_fused, (strided_sums<element, true>(args)))
 KERNEL(256, moments_warps_forward_scalar_8_fused,
-       (warps_forward<element, sums, true, 1, 8, true>(args)))
+       (warps_forward<element, sums, true, 1, 8, 1, true>(args)))
 #ifdef ONEPASS_IS_HALF
-FUSED_KERNELS(_f32, float)
+FUSED_KERNELS(moments, _f32, float, OF_MOMENTS)
 WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
 #endif

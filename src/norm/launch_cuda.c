@@ -15,7 +15,9 @@ enum {
   WARP = 32,
   SECTOR = 32,
   WARPS_THREADS = 256,
+  WARPS_ROWS = 2,
   BLOCKS_MOST_THREADS = 512,
+  BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
   WIDE_MOST_THREADS = 1024,
@@ -30,7 +32,7 @@ enum {
   STREAM_MEMORY = 20480, /* shared memory of a stream kernel besides the rows, at most */
   TIDE_WRITERS = 384,
   TIDE_THREADS = TIDE_WRITERS + 4 * WARP,
-  TIDE_MOST_CHUNKS = 21,
+  TIDE_MOST_CHUNKS = 21, /* of halves one more */
   TIDE_BIASES = 3,
   TIDE_MOST_RING = 40,
   TIDE_MEMORY = 2048, /* shared memory of a tide kernel besides the chunks, at most */
@@ -60,6 +62,7 @@ typedef struct choice {
   bool moments;
   bool fused;      /* something is added before the norm or done behind it */
   bool plain;      /* rows are multiplied by a number and nothing else */
+  bool squares;    /* there is no mean and no bias, and weights are as the elements */
   bool by_channel; /* rows are groups of channels ... */
   bool channels;   /* ... that have weights */
   int64_t rows, n;
@@ -175,13 +178,12 @@ static bool choose_warps(choice *c) {
   onepass_norm_launch *l = c->l;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
-  const int64_t most_packs = l->width ? (c->p->backward ? 2 : 4) : 8;
+  const int64_t most_packs = !l->width ? 8 : c->fused ? 4 : 2;
   if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
   if (c->fused && c->p->backward) return false;
-  /* Several packs a lane are several loads under way; a row's lanes still read 128 bytes at once.
-   * Backward a lane has sums of its columns, so it has few. */
-  const int64_t lanes_worth =
-      c->p->backward && l->width ? WARP : onepass_most(1, 128 / (vec * c->size));
+  /* Several packs a lane are several loads under way, and fewer lanes to add up the sums of. Single elements: a row's
+   * lanes still read 128 bytes at once. Backward a lane has sums of its columns, so it has few. */
+  const int64_t lanes_worth = !l->width ? 128 / c->size : c->p->backward ? WARP : 1;
   l->packs = 1;
   while (l->packs < onepass_least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
     l->packs *= 2;
@@ -190,7 +192,10 @@ static bool choose_warps(choice *c) {
   if (c->fused) l->packs = (int32_t)most_packs; /* there is one kernel of each width */
   l->team = (int32_t)onepass_power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
   l->block = WARPS_THREADS;
-  const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team);
+  l->squares = c->squares && l->width;
+  /* Backward goes on from row to row. */
+  const int64_t rows_of_team = l->width && !c->fused && !c->p->backward ? WARPS_ROWS : 1;
+  const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team * rows_of_team);
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
                       : blocks;
@@ -214,44 +219,53 @@ static bool has_f32_weights(const choice *c) {
   return c->moments && !c->channels && c->p->weight_type != c->p->type;
 }
 
-/* In registers alone, or in shared memory, too. */
-static bool choose_blocks(choice *c) {
+/* In registers, `packs` of a row. */
+static bool fit_blocks(choice *c, int64_t packs) {
   onepass_norm_launch *l = c->l;
-  if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX) return false;
-  l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
-             : rows_are_alike(c) ? ONEPASS_NORM_PHASED
-                                 : ONEPASS_NORM_SCALAR;
-  const bool scaled_only = c->plain && !c->fused;
-  l->channels = c->channels;
-  if (l->width == ONEPASS_NORM_SCALAR || (!scaled_only && l->width == ONEPASS_NORM_PHASED) ||
-      c->n > INT32_MAX / 2) {
-    return false;
-  }
-  l->grid = c->rows;
-  l->launches = 1;
-  const int64_t packs = packs_reached(c, c->n);
-  if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_PACKS * BLOCKS_MOST_THREADS) {
-    l->packs = BLOCKS_PACKS;
-    l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, BLOCKS_PACKS), WARP);
-    l->broad = l->block > (c->size == 2 ? 128 : 256); /* blocks_early_threads in cuda_blocks.cuh */
-    return true;
-  }
-  if (l->width == ONEPASS_NORM_VECTOR && packs <= BLOCKS_MANY_PACKS * BLOCKS_MOST_THREADS) {
-    l->packs = BLOCKS_MANY_PACKS;
-    l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, BLOCKS_MANY_PACKS), WARP);
-    /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
-    if (l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
-    return true;
-  }
-  if (!scaled_only) return false;
+  const bool simple = !c->fused && !c->channels && !l->squares;
+  const int64_t early = c->size == 8 ? 256 : 128; /* blocks_early_threads in cuda_blocks.cuh */
+  /* Of halves a thread with few packs has too much to do besides. */
+  const bool thin = simple && c->size == 4 && packs > BLOCKS_PACKS * early &&
+                    packs <= BLOCKS_FEW_PACKS * BLOCKS_MOST_THREADS;
+  const bool many = packs > BLOCKS_PACKS * BLOCKS_MOST_THREADS;
+  l->packs = thin ? BLOCKS_FEW_PACKS : many ? BLOCKS_MANY_PACKS : BLOCKS_PACKS;
+  if (packs > l->packs * BLOCKS_MOST_THREADS) return false;
+  l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
+  l->broad = simple && !thin && !many && l->block > early;
+  /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
+  if (many && l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
+  return true;
+}
+
+/* In registers and shared memory. */
+static bool fit_wide_blocks(choice *c, int64_t packs) {
+  onepass_norm_launch *l = c->l;
   const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
+  l->packs = 0;
+  l->squares = c->moments;
   l->block = (int32_t)onepass_least(onepass_round_up(onepass_divide_up(packs, held), WARP),
                                     WIDE_MOST_THREADS);
   l->chunks =
       (int32_t)onepass_least(onepass_most(0, onepass_divide_up(packs, l->block) - held), 1024);
   l->shared = (size_t)l->chunks * (size_t)l->block * 16;
   return (int64_t)l->shared <= c->device->shared_block - 2048;
+}
+
+static bool choose_blocks(choice *c) {
+  onepass_norm_launch *l = c->l;
+  if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
+    return false;
+  l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
+             : rows_are_alike(c) ? ONEPASS_NORM_PHASED
+                                 : ONEPASS_NORM_SCALAR;
+  l->channels = c->channels;
+  l->squares = c->squares;
+  l->grid = c->rows;
+  l->launches = 1;
+  const int64_t packs = packs_reached(c, c->n);
+  if (l->width == ONEPASS_NORM_VECTOR && fit_blocks(c, packs)) return true;
+  return l->width != ONEPASS_NORM_SCALAR && c->plain && !c->fused && fit_wide_blocks(c, packs);
 }
 
 /* ---- ring: blocks that stay ------------------------------------------------------------------- */
@@ -269,6 +283,7 @@ static int64_t blocks_in_phase(const choice *c, int64_t most_blocks) {
 
 /* Packs of a thread: the narrow kernel or the broad one. kernels.cu has the same numbers. */
 static int64_t ring_packs(const choice *c, bool broad) {
+  if (c->l->squares && broad) return c->size == 8 ? 3 : 4;
   if (c->p->backward) return (c->size == 4 ? 3 : 2) + broad;
   return (has_f32_weights(c) ? 2 : 3) + broad;
 }
@@ -277,7 +292,8 @@ static bool fit_ring(choice *c, bool broad) {
   onepass_norm_launch *l = c->l;
   const int64_t packs = ring_packs(c, broad), needed = packs_reached(c, c->n);
   const int64_t threads = onepass_round_up(onepass_divide_up(needed, packs), WARP);
-  const bool small = !c->p->backward && !broad, large = c->p->backward && broad && c->size != 4;
+  const bool small = !c->p->backward && !broad;
+  const bool large = c->p->backward && broad && c->size != 4 && !l->squares;
   if (threads > (small || large ? RING_FEW_THREADS : RING_MOST_THREADS)) return false;
   const int64_t slots = c->p->backward ? 2 * RING_BACKWARD : RING_FORWARD;
   l->packs = (int32_t)packs;
@@ -317,6 +333,7 @@ static bool choose_ring(choice *c) {
   if (c->n == 0 || c->rows == 0 || c->n > INT32_MAX / 2 || c->p->rows.ndim > 1) return false;
   if (!takes_vectors(c) && !rows_are_alike(c)) return false;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  l->squares = c->squares && c->p->backward;
   const onepass_norm_launch nothing = *l;
   const bool narrow_fits = fit_ring(c, false);
   const onepass_norm_launch narrow = *l;
@@ -338,9 +355,9 @@ static int64_t stream_packs(const choice *c) {
 
 /* Blocks of a team, for slices of up to `longest` elements; 0 if the chip has too few. As many teams as it has
  * room for, each as large as that leaves it. Slices are not so short that workers have no pack of them. */
-static int64_t team_size(const choice *c, int64_t longest) {
+static int64_t team_size(const choice *c, int64_t longest, int64_t least) {
   const int64_t chip = c->device->multiprocessors;
-  const int64_t needed = onepass_most(onepass_divide_up(c->n, longest), c->l->tide ? 2 : 1);
+  const int64_t needed = onepass_most(onepass_divide_up(c->n, longest), least);
   if (needed > chip) return 0;
   const int64_t most = onepass_least(chip / needed, c->rows);
   int64_t teams = most;
@@ -373,7 +390,7 @@ static bool choose_slices(choice *c) {
   const int64_t line = 128 / c->size;
   const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
   const int64_t longest = l->packs * STREAM_WORKERS * c->vec - whole;
-  const int64_t team = team_size(c, longest);
+  const int64_t team = team_size(c, longest, 1);
   if (team == 0) return false;
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
@@ -407,15 +424,18 @@ static bool choose_tide(choice *c) {
   const int64_t chunk = TIDE_WRITERS * c->vec, room = TIDE_WRITERS * 16;
   const int64_t slots = (c->device->shared_block - TIDE_MEMORY) / room;
   const int64_t ring = onepass_least(slots - (by_column ? TIDE_BIASES : 0), TIDE_MOST_RING);
+  if (ring < 2) return false;
   /* Two rows at once, if they fit, or else a third of the next one while one waits for its sums. */
   const int64_t held = ring * 2 / 3,
-                most = by_column ? onepass_least(held, TIDE_MOST_CHUNKS) : held;
+                most = by_column ? onepass_least(held, TIDE_MOST_CHUNKS + (c->size == 2)) : held;
   l->tide = true;
   l->channels = !by_column;
   l->width = ONEPASS_NORM_VECTOR;
   l->packs = 1;
-  int64_t team = ring < 2 ? 0 : team_size(c, onepass_least(ring / 2, most) * chunk);
-  if (team == 0) team = team_size(c, most * chunk);
+  /* Rows of halves do not wait for another block if that can be, or for one. */
+  const bool few = by_column && c->size == 2 && c->n <= 2 * most * chunk;
+  int64_t team = few ? 0 : team_size(c, onepass_least(ring / 2, most) * chunk, 2);
+  if (team == 0) team = team_size(c, most * chunk, few ? 1 : 2);
   if (team == 0) return false;
   /* Whole sectors: all slices have as many chunks, but for one that the last may have less. */
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), SECTOR / c->size);
@@ -434,6 +454,9 @@ static bool choose_tide(choice *c) {
 static bool choose_stream(choice *c) {
   const onepass_norm_launch nothing = *c->l;
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
+  /* Rows of halves come faster by chunks, where one block has them or two. */
+  if (c->size == 2 && c->weights && choose_tide(c) && c->l->team <= 2) return true;
+  *c->l = nothing;
   if (choose_slices(c)) return true;
   *c->l = nothing;
   return choose_tide(c);
@@ -541,6 +564,7 @@ static bool choose_columns(choice *c) {
   }
   l->segments = onepass_divide_up(inner, lanes * vec);
   if (l->segments * batches > INT32_MAX) return false;
+  l->squares = c->p->op->denominator != ONEPASS_BY_DEVIATION && c->moments;
   l->team = (int32_t)lanes;
   l->block = COLUMNS_BLOCK;
   l->grid = l->segments * batches;
@@ -635,7 +659,8 @@ static bool choose_best(choice *c) {
   }
   if (try_kernel(c, ONEPASS_CUDA_WARPS) && suits_warps(c)) return true;
   if (!leaves_chip_idle(c)) {
-    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && c->l->packs == BLOCKS_PACKS) return true;
+    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && !c->l->wide && c->l->packs <= BLOCKS_PACKS)
+      return true;
     if (try_kernel(c, ONEPASS_CUDA_RING)) return true;
     if (try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
   }
@@ -657,6 +682,9 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
       .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
                (problem->op->denominator != ONEPASS_BY_DEVIATION &&
                 !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
+      .squares = problem->op->denominator != ONEPASS_BY_DEVIATION &&
+                 problem->op->statistic == ONEPASS_STATISTIC_MOMENTS &&
+                 problem->weight_type == problem->type,
       .by_channel = onepass_norm_by_channel(problem),
       .channels = onepass_norm_by_channel(problem) && (onepass_has(layouts, ONEPASS_ROLE_WEIGHT) ||
                                                        onepass_has(layouts, ONEPASS_ROLE_BIAS)),

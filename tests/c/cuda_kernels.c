@@ -90,19 +90,16 @@ static void expect_norms_right(onepass_dtype dtype) {
   }
 }
 
-/* Rows that the whole chip shares: as they are, and with a mean that their first elements say nothing of. */
-static void expect_rows_of_chip_right(onepass_dtype dtype, int64_t rows, int64_t bytes_of_slice) {
+/* Rows that blocks share: as they are, and with a mean that their first elements say nothing of. */
+static void expect_shared_rows_right(onepass_dtype dtype, int64_t rows, int64_t n) {
   const enum kind kinds[] = {LAYER_FORWARD, RMS_FORWARD, L2_FORWARD};
-  onepass_cuda_info info = {0};
-  EXPECT_OK(onepass_get_cuda_info(0, &info));
-  const int64_t shape[2] = {rows,
-                            info.multiprocessors * (bytes_of_slice / (int64_t)dtype_size(dtype))};
+  const int64_t shape[2] = {rows, n};
   for (int k = 0; k < 2 * 3; k++) {
     call *host = call_new(kinds[k / 2], dtype, 2, shape, 1);
     if (k % 2) {
       call_fill(host, 7, 100, 1);
-      for (int64_t row = 0; row < shape[0]; row++) {
-        for (int64_t i = 0; i < 8; i++) array_set(host->role[X], row * shape[1] + i, -100);
+      for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < 8; i++) array_set(host->role[X], row * n + i, -100);
       }
     }
     call *reference = call_reference(host);
@@ -114,10 +111,18 @@ static void expect_rows_of_chip_right(onepass_dtype dtype, int64_t rows, int64_t
   }
 }
 
-/* Enough rows that places of their sums and letters are used again; and rows of which shared memory has no room for two. */
+/* Shared by the whole chip: enough rows that places of their sums and letters are used again, and rows of which shared
+ * memory has no room for two. And so many that a block has rows of halves to itself, or two blocks have them. */
 static void expect_long_rows_right(onepass_dtype dtype) {
-  expect_rows_of_chip_right(dtype, 17, 36352);
-  expect_rows_of_chip_right(dtype, 3, 127008);
+  const int64_t size = (int64_t)dtype_size(dtype);
+  onepass_cuda_info info = {0};
+  EXPECT_OK(onepass_get_cuda_info(0, &info));
+  const int64_t chip = info.multiprocessors;
+  expect_shared_rows_right(dtype, 17, chip * (36352 / size));
+  expect_shared_rows_right(dtype, 3, chip * (127008 / size));
+  if (size > 2) return;
+  expect_shared_rows_right(dtype, 2 * chip + 1, 40000);
+  expect_shared_rows_right(dtype, chip + 1, 100000);
 }
 
 static void expect_pools_right(onepass_dtype dtype) {

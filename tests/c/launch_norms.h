@@ -36,6 +36,7 @@ enum {
   DBIAS = 16,
   F32_WEIGHTS = 32,
   LENGTHS = 64, /* l2_norm in place of layer_norm */
+  ROOTS = 128,  /* rms_norm */
   EVERYTHING = WEIGHT | BIAS | SAVED | DWEIGHT | DBIAS
 };
 
@@ -67,9 +68,10 @@ static inline const char *describe_norm(const norm_trial *t) {
       text, sizeof text,
       "%s %s %s %lldx%lld extras %d %s on %s, asked for %d, alignment %d: %s width %d packs %d "
       "grid %lld block %d shared %zu team %d slice %lld",
-      (of->extras & LENGTHS) ? "l2_norm"
-      : of->layer_norm       ? "layer_norm"
-                             : "l1_norm",
+      !of->layer_norm          ? "l1_norm"
+      : (of->extras & LENGTHS) ? "l2_norm"
+      : (of->extras & ROOTS)   ? "rms_norm"
+                               : "layer_norm",
       of->backward ? "backward" : "forward", type_names[of->type], (long long)of->rows,
       (long long)of->n, of->extras, arrangement_names[of->arrangement], t->on->name, (int)t->asked,
       (int)t->alignment, kernel_name(l->kernel), (int)l->width, (int)l->packs, (long long)l->grid,
@@ -116,22 +118,24 @@ static inline void make_norm(norm_trial *t) {
   const onepass_tensor scale = {NULL, cpu, 1, weight_dtype, &shape[2], &weight_step, 0};
   const onepass_tensor dscale = {NULL, cpu, 1, weight_dtype, &shape[2], NULL, 0};
   const onepass_tensor saved = {NULL, cpu, 2, saved_dtype, shape, NULL, 0};
-  const bool layer = of->layer_norm && !(of->extras & LENGTHS), back = of->backward;
+  const bool layer = of->layer_norm && !(of->extras & (LENGTHS | ROOTS)), back = of->backward;
+  const bool weighted = of->layer_norm && !(of->extras & LENGTHS);
   const bool saves = of->layer_norm && (back || (of->extras & SAVED));
   const onepass_tensors tensors = {
       .x = &in,
-      .weight = layer && (of->extras & WEIGHT) ? &scale : NULL,
+      .weight = weighted && (of->extras & WEIGHT) ? &scale : NULL,
       .bias = layer && !back && (of->extras & BIAS) ? &scale : NULL,
       .y = back ? NULL : &out,
       .mean = saves && layer ? &saved : NULL,
       .rstd = saves ? &saved : NULL,
       .dy = back ? &in : NULL,
       .dx = back ? &out : NULL,
-      .dweight = layer && back && (of->extras & DWEIGHT) ? &dscale : NULL,
+      .dweight = weighted && back && (of->extras & DWEIGHT) ? &dscale : NULL,
       .dbias = layer && back && (of->extras & DBIAS) ? &dscale : NULL};
-  const onepass_norm norm = {.op = (of->extras & LENGTHS) ? ONEPASS_L2_NORM
-                                   : layer                ? ONEPASS_LAYER_NORM
-                                                          : ONEPASS_L1_NORM,
+  const onepass_norm norm = {.op = !of->layer_norm          ? ONEPASS_L1_NORM
+                                   : (of->extras & LENGTHS) ? ONEPASS_L2_NORM
+                                   : (of->extras & ROOTS)   ? ONEPASS_RMS_NORM
+                                                            : ONEPASS_LAYER_NORM,
                              .direction = back ? ONEPASS_BACKWARD : ONEPASS_FORWARD,
                              .axis = 2,
                              .eps = 1e-5};

@@ -44,17 +44,35 @@ static void expect_slices_are_the_row(const norm_trial *t, int64_t slices) {
   NORM(slices == 1 || slice % t->vec == 0);
 }
 
+static bool has_f32_weights(const norm_trial *t) {
+  return t->of.layer_norm && (t->of.extras & F32_WEIGHTS) && t->of.type >= F16 &&
+         (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS) ||
+          has(t, ONEPASS_ROLE_DWEIGHT) || has(t, ONEPASS_ROLE_DBIAS));
+}
+
+/* Whether there is no mean, and a kernel that has no loops for one would do. */
+static bool has_squares(const norm_trial *t) {
+  return t->of.layer_norm && (t->of.extras & (LENGTHS | ROOTS)) && !has_f32_weights(t);
+}
+
+/* Rows are multiplied by a number and nothing else. */
+static bool is_plain(const norm_trial *t) {
+  return !t->of.layer_norm || ((t->of.extras & (LENGTHS | ROOTS)) && !has(t, ONEPASS_ROLE_WEIGHT));
+}
+
 static void expect_warps(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const bool vector = l->width == ONEPASS_NORM_VECTOR;
-  const int64_t vec = vector ? t->vec : 1, of_block = l->block / l->team;
+  const int64_t vec = vector ? t->vec : 1;
+  const int64_t of_block = l->block / l->team * (vector && !t->of.backward ? 2 : 1);
   /* The kernels that are compiled. */
-  NORM(is_power_of_two(l->packs) && l->packs <= (!vector ? 8 : t->of.backward ? 2 : 4));
+  NORM(is_power_of_two(l->packs) && l->packs <= (vector ? 2 : 8));
+  NORM(l->squares == (has_squares(t) && vector));
   NORM(l->block == 256);
   NORM(is_power_of_two(l->team) && l->team <= 32);
   NORM(l->team * l->packs * vec >= t->of.n);
   NORM((l->grid - 1) * of_block < t->of.rows);
-  NORM(t->of.backward || l->grid * of_block >= t->of.rows); /* forward a team has one row */
+  NORM(t->of.backward || l->grid * of_block >= t->of.rows); /* forward a team has one row or two */
   NORM(!t->summed || (int64_t)l->shared >= l->block / 32 * t->of.n * t->sums_size);
   NORM(!t->summed || l->parts == l->grid);
 }
@@ -72,22 +90,19 @@ static bool rows_are_in_phase(const norm_trial *t, int64_t blocks) {
          blocks * x->stride[1] * t->size % 32 == 0;
 }
 
-static bool has_f32_weights(const norm_trial *t) {
-  return t->of.layer_norm && (t->of.extras & F32_WEIGHTS) && t->of.type >= F16 &&
-         (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS) ||
-          has(t, ONEPASS_ROLE_DWEIGHT) || has(t, ONEPASS_ROLE_DBIAS));
-}
-
 static void expect_blocks(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   NORM(!t->of.backward && l->grid == t->of.rows);
   NORM(l->width == ONEPASS_NORM_VECTOR ||
-       (l->width == ONEPASS_NORM_PHASED && l->wide && !t->of.layer_norm));
-  NORM(l->wide || l->packs == 4 || l->packs == 8);
-  NORM(l->block <= (l->wide ? 1024 : l->broad || l->packs == 8 ? 512 : t->size == 2 ? 128 : 256));
+       (l->width == ONEPASS_NORM_PHASED && l->wide && is_plain(t)));
+  NORM(l->squares == has_squares(t));
+  /* The kernels that are compiled: four packs early or late, or as squares; two of f32; and eight. */
+  NORM(l->wide || l->packs == 4 || l->packs == 8 || (l->packs == 2 && t->size == 4 && !l->squares));
+  const bool early = !l->wide && l->packs == 4 && !l->broad && !l->squares;
+  NORM(l->block <= (l->wide ? 1024 : !early ? 512 : t->size == 8 ? 256 : 128));
   const int64_t packs = l->wide ? (t->size == 8 ? 3 : 5) + (int64_t)l->chunks : l->packs;
   NORM(l->block * packs >= packs_reached(t, t->of.n));
-  NORM(!l->wide || !t->of.layer_norm);
+  NORM(!l->wide || is_plain(t));
   NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
 }
 
@@ -95,8 +110,10 @@ static void expect_ring(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   /* The kernels that are compiled; kernels.cu names them narrow and broad. */
   const int narrow = t->of.backward ? (t->size == 4 ? 3 : 2) : has_f32_weights(t) ? 2 : 3;
-  NORM(l->packs == narrow + l->broad);
-  NORM(l->block <= (l->broad == t->of.backward && (!l->broad || t->size != 4) ? 384 : 512));
+  NORM(l->squares == (has_squares(t) && t->of.backward));
+  NORM(l->packs == (l->broad && l->squares && t->size < 8 ? 4 : narrow + l->broad));
+  const bool few = t->of.backward ? l->broad && t->size != 4 && !l->squares : !l->broad;
+  NORM(l->block <= (few ? 384 : 512));
   NORM(l->block * l->packs >= packs_reached(t, t->of.n));
   NORM((int64_t)l->shared >= (t->of.backward ? 4 : 3) * l->packs * l->block * 16);
   NORM(l->grid <= t->of.rows && rows_are_in_phase(t, l->grid));
@@ -107,7 +124,7 @@ static void expect_ring(const norm_trial *t) {
 static void expect_teams(const norm_trial *t, int32_t rows_between) {
   const onepass_norm_launch *l = &t->launch;
   expect_slices_are_the_row(t, l->team);
-  NORM(l->team >= 2 && l->grid % l->team == 0);
+  NORM(l->team >= (l->tide ? 1 : 2) && l->grid % l->team == 0);
   NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
   NORM(l->grid / l->team <= t->of.rows);
   NORM(l->copies >= 1 && l->copies <= 32);
@@ -139,7 +156,7 @@ static void expect_tide(const norm_trial *t) {
   NORM(l->block == writers + 128 && t->on->properties.major >= 9);
   NORM(!t->of.backward && t->of.layer_norm && l->width == ONEPASS_NORM_VECTOR);
   NORM(by_column == (has(t, ONEPASS_ROLE_WEIGHT) || has(t, ONEPASS_ROLE_BIAS)));
-  NORM(!by_column || (l->chunks <= 21 && t->size < 8 && !has_f32_weights(t)));
+  NORM(!by_column || (l->chunks <= (t->size == 2 ? 22 : 21) && t->size < 8 && !has_f32_weights(t)));
   /* Every slice has its chunks, the last one at most one less. */
   NORM(l->slice % t->vec == 0 && l->chunks == divide_up(l->slice, chunk));
   NORM(l->slice >= chunk && l->team * l->slice - t->of.n < chunk);
@@ -278,9 +295,10 @@ static void expect_launch(const norm_trial *t) {
 static bool same_launch(const onepass_norm_launch *a, const onepass_norm_launch *b) {
   return a->kernel == b->kernel && a->width == b->width && a->packs == b->packs &&
          a->grid == b->grid && a->block == b->block && a->wide == b->wide && a->broad == b->broad &&
-         a->cooperative == b->cooperative && a->shared == b->shared && a->team == b->team &&
-         a->chunks == b->chunks && a->ring == b->ring && a->lookahead == b->lookahead &&
-         a->slice == b->slice && a->segments == b->segments && a->row_group == b->row_group &&
+         a->squares == b->squares && a->tide == b->tide && a->cooperative == b->cooperative &&
+         a->shared == b->shared && a->team == b->team && a->chunks == b->chunks &&
+         a->ring == b->ring && a->lookahead == b->lookahead && a->slice == b->slice &&
+         a->segments == b->segments && a->row_group == b->row_group &&
          a->apply_grid == b->apply_grid && a->parts == b->parts && a->adders == b->adders &&
          a->mail_at == b->mail_at && a->mail_size == b->mail_size && a->sums_at == b->sums_at &&
          a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
@@ -320,7 +338,13 @@ static const int64_t short_lengths[] = {0,   1,   2,   3,   4,   5,   7,   8,   
 static void test_choices_keep_what_kernels_take_for_granted(void) {
   static const int64_t rows[] = {0, 1, 3, 66, 1000, 65536},
                        lengths[] = {0, 1, 8, 129, 256, 4095, 4096, 65536, 1048577};
-  static const int extras[] = {0, EVERYTHING, WEIGHT | SAVED | DBIAS | F32_WEIGHTS, BIAS | DWEIGHT};
+  static const int extras[] = {0,
+                               EVERYTHING,
+                               WEIGHT | SAVED | DBIAS | F32_WEIGHTS,
+                               BIAS | DWEIGHT,
+                               SAVED | LENGTHS,
+                               WEIGHT | DWEIGHT | ROOTS,
+                               WEIGHT | SAVED | F32_WEIGHTS | ROOTS};
   norm_trial t;
   for (int which = 0; which < 4 * TYPES * ARRANGEMENTS * COUNT(extras); which++) {
     int rest = which;
@@ -396,7 +420,8 @@ static void test_every_boundary_between_the_rungs(void) {
     t.of.type = rest % TYPES, rest /= TYPES;
     t.of.rows = row_counts[rest];
     t.of.arrangement = COMPACT;
-    t.of.extras = WEIGHT | BIAS | SAVED | (which % 3 ? DWEIGHT | DBIAS : 0);
+    t.of.extras =
+        WEIGHT | BIAS | SAVED | (which % 3 ? DWEIGHT | DBIAS : 0) | (which % 4 ? 0 : ROOTS);
     for (int i = 0; i < COUNT(short_lengths); i++) try_length(&t, short_lengths[i]);
     climb(&t, 0);
     climb(&t, 1);
