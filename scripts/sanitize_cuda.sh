@@ -36,10 +36,10 @@ find_sanitizer() {
   return 1
 }
 
-options_of() { # tool
-  case $1 in
-    memcheck) echo --leak-check full ;;
-    synccheck) echo --num-cuda-barriers 65536 ;; # stream kernels have many, in every block
+options_of() { # tool program
+  case $1-$2 in
+    memcheck-*) echo --leak-check full ;;
+    synccheck-cuda_kernels) echo --num-cuda-barriers 65536 ;; # stream kernels have many, in every block
   esac
 }
 
@@ -50,7 +50,7 @@ run_one() { # tool type program [part]
   local tool=$1 type=$2 program=$3 part=${4:-} start=$SECONDS verdict=clean status
   local log=$logs/$tool-$program${part:+-$part}-$type.log
   # shellcheck disable=SC2046,SC2086 # options are words, and a part may be none
-  "$sanitizer" --tool "$tool" --error-exitcode 3 $(options_of "$tool") "$build/tests/$program" "$type" $part \
+  "$sanitizer" --tool "$tool" --error-exitcode 3 $(options_of "$tool" "$program") "$build/tests/$program" "$type" $part \
     >"$log" 2>&1
   status=$?
   if [ "$status" != 0 ] || ! summaries "$log" | grep -q . || summaries "$log" | grep -qvE 'SUMMARY: 0 '; then
