@@ -181,9 +181,6 @@ struct team_member {
 #pragma unroll
     for (int k = 0; k < WORDS; k++) post_word(to + k, (unsigned long long)(i + 1) << 32 | words[k]);
   }
-  __device__ void post_letters() const {
-    for (int i = 0; i < rows; i++) post_letter(i);
-  }
 
   /* Those of members first, first + WARP, ...: all are asked for before the first is looked at. All lanes look until all
    * have theirs, and do what there is to do in between. */
@@ -211,14 +208,6 @@ struct team_member {
       }
       if (__all_sync(0xffffffffu, here)) return;
       in_between();
-    }
-  }
-
-  /* One of `readers` warps that take turns. */
-  __device__ void read_letters(int reader, int readers) const {
-    for (int i = reader; i < rows; i += readers) {
-      if (FORWARD_MOMENTS) await(&memory.gathered[i % ROWS], i / ROWS & 1);
-      read_letters_of(i, [] {});
     }
   }
 

@@ -203,6 +203,18 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
                      end_dweight[0], end_dbias[0], a);
     }
   }
+
+  __device__ void post_letters() const {
+    for (int i = 0; i < rows; i++) member::post_letter(i);
+  }
+
+  /* Warps that read letters take turns. */
+  __device__ void read_letters(int reader) const {
+    for (int i = reader; i < rows; i += STREAM_READERS) {
+      if (FORWARD_MOMENTS) await(&memory.gathered[i % STREAM_ROWS], i / STREAM_ROWS & 1);
+      member::read_letters_of(i, [] {});
+    }
+  }
 };
 
 template <class T, class W, bool MOMENTS, bool BACKWARD, int PACKS>
@@ -219,7 +231,7 @@ __device__ inline void stream_rows(const norm_args &a) {
   } else if (other == 0) {
     block.post_letters();
   } else {
-    block.read_letters(other - 1, STREAM_READERS);
+    block.read_letters(other - 1);
   }
 }
 
