@@ -170,6 +170,11 @@ CUresult cuCtxPushCurrent(CUcontext context) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuCtxSetCurrent(CUcontext context) {
+  if (context_count) context_count--;
+  return context ? cuCtxPushCurrent(context) : CUDA_SUCCESS;
+}
+
 CUresult cuCtxPopCurrent(CUcontext *context) {
   if (!context_count) return CUDA_ERROR_INVALID_CONTEXT;
   *context = contexts[--context_count];
