@@ -55,7 +55,7 @@ static const onepass_norm_kernels *kernels_at(onepass_vector_level level,
   return onepass_norm_kernels_sse2(statistic, type, weight_type);
 #elif defined(__aarch64__)
 #if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16)
+  if (level == ONEPASS_VECTOR_NEON_BF16 && type == ONEPASS_TYPE_BF16)
     return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
 #endif
   (void)level;

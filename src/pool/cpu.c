@@ -18,7 +18,8 @@ static const onepass_pool_kernels *kernels_at(onepass_vector_level level, onepas
   return onepass_pool_kernels_sse2(type);
 #elif defined(__aarch64__)
 #if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16) return onepass_pool_kernels_neon_bf16(type);
+  if (level == ONEPASS_VECTOR_NEON_BF16 && type == ONEPASS_TYPE_BF16)
+    return onepass_pool_kernels_neon_bf16(type);
 #endif
   (void)level;
   return onepass_pool_kernels_neon(type);

@@ -1,4 +1,5 @@
-/* The pooling kernels of one vector level, made from the template for every type. */
+/* The pooling kernels of one vector level, made from the template for every type; of a level that is for bf16, for that
+ * alone (ONEPASS_ONLY_BF16), whose sums take some functions of f32. */
 #include "pool/cpu.h"
 
 #include <math.h>
@@ -13,12 +14,17 @@ enum {
 
 #include "pool/cpu_pieces.h"
 
+#ifdef ONEPASS_ONLY_BF16
+#pragma GCC diagnostic ignored "-Wunused-function" /* f32's own kernels */
+#endif
+
 #define ELEMENT f32
 #define SUMS    f32
 #include "pool/cpu_one_type.h"
 #undef ELEMENT
 #undef SUMS
 
+#ifndef ONEPASS_ONLY_BF16
 #define ELEMENT f64
 #define SUMS    f64
 #include "pool/cpu_one_type.h"
@@ -30,6 +36,7 @@ enum {
 #include "pool/cpu_one_type.h"
 #undef ELEMENT
 #undef SUMS
+#endif
 
 #define ELEMENT bf16
 #define SUMS    f32
@@ -45,9 +52,11 @@ enum {
 
 const onepass_pool_kernels *JOIN2(onepass_pool_kernels_, ONEPASS_LEVEL)(onepass_type type) {
   static const onepass_pool_kernels of_type[ONEPASS_TYPE_COUNT] = {
+#ifndef ONEPASS_ONLY_BF16
       [ONEPASS_TYPE_F32] = KERNELS(f32),
       [ONEPASS_TYPE_F64] = KERNELS(f64),
       [ONEPASS_TYPE_F16] = KERNELS(f16),
+#endif
       [ONEPASS_TYPE_BF16] = KERNELS(bf16),
   };
   return &of_type[type];
