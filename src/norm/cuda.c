@@ -5,7 +5,7 @@
 
 #include "core/plan.h"
 
-enum { SUM_PARTS_BLOCK = 256, MERGE_BLOCK = 256, MERGE_ROWS = 8 };
+enum { SUM_PARTS_BLOCK = 256, MERGE_BLOCK = 256, MERGE_ROWS = 8, SHIFT_BLOCK = 256 };
 
 typedef struct naming {
   const onepass_plan *plan;
@@ -51,11 +51,12 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
       break;
     case ONEPASS_CUDA_BLOCKS:
       snprintf(name, sizeof name, "%s_%s%s%s", statistic,
-               l->wide         ? "wide_forward"
-               : l->packs == 8 ? "blocks_forward_long"
-               : l->packs == 2 ? "blocks_forward_thin"
-               : l->broad      ? "blocks_forward_late"
-                               : "blocks_forward",
+               l->wide                           ? "wide_forward"
+               : l->width == ONEPASS_NORM_PHASED ? "phased_forward"
+               : l->packs == 8                   ? "blocks_forward_long"
+               : l->packs == 2                   ? "blocks_forward_thin"
+               : l->broad                        ? "blocks_forward_late"
+                                                 : "blocks_forward",
                n->fused, weights);
       break;
     case ONEPASS_CUDA_RING:
@@ -108,6 +109,16 @@ static onepass_status add_strided_sums(const naming *n, onepass_norm_way *way) {
                   (onepass_cuda_launch){.grid = l->apply_grid, .block = l->block});
 }
 
+/* Of weight and bias, before rows that start anywhere. */
+static onepass_status add_copies(const naming *n, onepass_norm_way *way) {
+  const onepass_norm_problem *p = &n->plan->problem.norm;
+  const int64_t threads = 2 * way->launch.copy_length;
+  return add_step(n->plan, way,
+                  p->weight_type != p->type ? "moments_shift_weights_f32" : "moments_shift_weights",
+                  (onepass_cuda_launch){.grid = (threads + SHIFT_BLOCK - 1) / SHIFT_BLOCK,
+                                        .block = SHIFT_BLOCK});
+}
+
 static onepass_status add_sum_of_parts(const naming *n, onepass_norm_way *way) {
   const int64_t columns = n->plan->problem.norm.elements.count;
   return add_step(
@@ -132,6 +143,7 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
     if (way->launch.kernel == ONEPASS_CUDA_STRIDED && sums_weights) {
       status = add_strided_sums(&names, way);
     }
+    if (way->launch.copy_length) status = add_copies(&names, way);
     if (status == ONEPASS_OK) status = add_main_step(&names, way);
   }
   if (status == ONEPASS_OK && sums_weights && p->elements.count > 0 && !way->launch.direct) {
@@ -194,7 +206,10 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
       .mail = (unsigned long long *)(workspace + l->mail_at),
       .sums = (double *)(workspace + l->sums_at),
       .dweight_parts = buffers->dweight ? workspace + l->dweight_at : NULL,
-      .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL};
+      .dbias_parts = buffers->dbias ? workspace + l->dbias_at : NULL,
+      .weight_copies = buffers->weight ? workspace + l->weight_copies_at : NULL,
+      .bias_copies = buffers->bias ? workspace + l->bias_copies_at : NULL,
+      .copy_length = l->copy_length};
   if (l->direct) {
     args.dweight_parts = buffers->dweight;
     args.dbias_parts = buffers->dbias;

@@ -41,7 +41,7 @@ typedef struct onepass_norm_args {
   int32_t
       team; /* lanes (warps) or blocks (stream, tide) that share a row; lanes side by side (columns); threads that share a column's
                         parts */
-  int32_t chunks;      /* wide, columns: packs of a thread in shared memory */
+  int32_t chunks;      /* wide, columns, stream: packs of a thread in shared memory */
   int32_t ring;        /* stream: rows in shared memory; tide: chunks */
   int32_t copies;      /* stream, tide: of a letter */
   int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
@@ -60,6 +60,10 @@ typedef struct onepass_norm_args {
   unsigned long long *mail;          /* stream, tide */
   double *sums;                      /* passes, strided: sums or coefficients of rows */
   void *dweight_parts, *dbias_parts; /* partial sums, in the type of sums, part after part */
+  /* phased: where rows start anywhere, the packs of weight and bias are in the same place of 16 bytes in one of so many
+   * copies, each an element further on than the one before, and so long. 0: there are none. */
+  void *weight_copies, *bias_copies;
+  int64_t copy_length;
 } onepass_norm_args;
 
 #endif

@@ -16,7 +16,9 @@ enum {
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8, /* of rows that fill a multiprocessor */
-  WIDE_MOST_THREADS = 1024
+  WIDE_MOST_THREADS = 1024,
+  PHASED_MOST_THREADS = 256,
+  SHIFT_BLOCK = 256 /* cuda.c knows it, too */
 };
 
 /* Blocks of up to so many threads ask for weights together with the row; in larger ones they would take the
@@ -41,6 +43,7 @@ template <class T, class W, int STATISTIC, int PACKS, bool EARLY_WEIGHTS, bool F
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool MOMENTS = STATISTIC == OF_MOMENTS;
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
+  const bool SPLIT = !EARLY || PACKS > BLOCKS_PACKS; /* measured */
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD;
   __shared__ plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
@@ -86,40 +89,124 @@ __device__ inline void blocks_forward(const norm_args &a) {
   const auto find_y = [&] { return row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row); };
   T *y = SAVES_REGISTERS ? NULL : find_y();
   row_scale<C> scale;
-#pragma unroll 1
-  for (int again = 0;; again++) {
+  about_guess<T, SPLIT>(guess, [&](C about, int again) {
     plain_sums<C, SUMS> mine;
     mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (at(i) < n) gather_forward<STATISTIC>(mine, held[i], guess);
+      if (at(i) < n) gather_forward<STATISTIC>(mine, held[i], about);
       stay_packed(held[i]);
     }
     if (again == 0) prefetch_next_row<T>(a);
     const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[again]);
-    if (find_scale<STATISTIC, T>(scale, sums, guess, again, a)) break;
-  }
+    return find_scale<STATISTIC, T>(scale, sums, guess, again, a);
+  });
   if (SAVES_REGISTERS) y = find_y();
+  about_shift<T, SPLIT>(scale, [&](const row_scale<C> &by) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      const int k = EARLY ? i : 0;
+      if (at(i) >= n) continue;
+      if constexpr (CHANNELS) {
+        const int64_t channel = first_channel(a, row) + divide((unsigned)at(i), a.by_channel);
+        store_pack(y + at(i), apply_channel(held[i], by, channel, a));
+        continue;
+      }
+      if (EARLY) {
+        stay_packed(weight[k]);
+        if (MOMENTS) stay_packed(bias[k]);
+      } else {
+        if (STATISTIC != OF_MAGNITUDES) weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
+        if (MOMENTS) bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
+      }
+      store_pack(y + at(i), apply_forward<STATISTIC, T, W>(held[i], weight[k], bias[k], by,
+                                                           FUSED ? a.activation : 0));
+    }
+  });
+  if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<false>(scale, row, a);
+}
+
+/* ---- Rows that start anywhere --------------------------------------------------------------------- */
+
+/* Copies of weight and bias: see norm_args. A thread writes a pack of one of them. */
+template <class T, class W>
+__device__ inline void make_shifted_copies(const norm_args &a) {
+  const int VEC = vector_of<T>::count;
+  const int length = (int)a.copy_length, n = (int)a.elements.count, packs = length / VEC;
+  const int number = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  const bool is_bias =
+      number >= length; /* a copy of each has as many elements as all of them packs */
+  const int at = number - (is_bias ? length : 0), copy = at / packs, first = at % packs * VEC;
+  const W *from = (const W *)(is_bias ? a.at.bias : a.at.weight);
+  if (!from || at >= length) return;
+  pack<W, VEC> made;
+#pragma unroll
+  for (int j = 0; j < VEC; j++) {
+    const int column = first + j - copy;
+    made.v[j] = column >= 0 && column < n ? from[column] : narrow_to<W>::from(0.f);
+  }
+  *(pack<W, VEC> *)((W *)(is_bias ? a.bias_copies : a.weight_copies) + (int64_t)copy * length +
+                    first) = made;
+}
+
+/* A block has a row. The kernel before this one has made copies of the weights, if there are any, and has waited for
+ * what x waits for. Halves only. */
+template <class T, class W, int STATISTIC>
+__device__ inline void phased_forward(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const bool MOMENTS = STATISTIC == OF_MOMENTS, WEIGHTS = STATISTIC != OF_MAGNITUDES;
+  const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD, PACKS = BLOCKS_PACKS;
+  __shared__ plain_sums<C, SUMS> of_warps[2][PHASED_MOST_THREADS / WARP];
+  if (!a.copy_length) await_turn();
+  const T *x = row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, blockIdx.x);
+  const slice_span<T> span = slice_span<T>::from_whole_pack(x, (int)a.elements.count);
+  const dealt_row<T> mine(span, blockDim.x, PACKS);
+  const auto column = [&](int i) { return (int)(threadIdx.x + i * blockDim.x) * VEC - span.begin; };
+  pack<T, VEC> held[PACKS];
+  pack<T, 1> end = {};
+  pack<W, 1> end_weight, end_bias;
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
-    const int k = EARLY ? i : 0;
-    if (at(i) >= n) continue;
-    if constexpr (CHANNELS) {
-      const int64_t channel = first_channel(a, row) + divide((unsigned)at(i), a.by_channel);
-      store_pack(y + at(i), apply_channel(held[i], scale, channel, a));
-      continue;
-    }
-    if (EARLY) {
-      stay_packed(weight[k]);
-      if (MOMENTS) stay_packed(bias[k]);
-    } else {
-      if (STATISTIC != OF_MAGNITUDES) weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
-      if (MOMENTS) bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
-    }
-    store_pack(y + at(i), apply_forward<STATISTIC, T, W>(held[i], weight[k], bias[k], scale,
-                                                         FUSED ? a.activation : 0));
+    if (mine.has(i)) held[i] = load_pack<T, VEC>(x + column(i));
   }
-  if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<false>(scale, row, a);
+  if (mine.column >= 0) { /* its weights with it: they would be waited for at the end */
+    end.v[0] = x[mine.column];
+    if (WEIGHTS) end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
+    if (MOMENTS) end_bias = aligned_weights<W, 1>(a.at.bias, mine.column, 0);
+  }
+  if (a.copy_length) await_turn();
+  let_next_begin((unsigned)a.few_blocks);
+  C guess = 0;
+  row_scale<C> scale;
+  about_guess<T>(guess, [&](C about, int again) {
+    plain_sums<C, SUMS> sums;
+    sums.clear();
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      if (mine.has(i)) gather_forward<STATISTIC>(sums, held[i], about);
+      stay_packed(held[i]);
+    }
+    if (mine.column >= 0) gather_forward<STATISTIC>(sums, end, about);
+    sums = sum_block(sums, of_warps[again]);
+    return find_scale<STATISTIC, T>(scale, sums, guess, again, a);
+  });
+  T *y = row_of<T, true>(a.at.y, a, ONEPASS_ROLE_Y, blockIdx.x);
+  if (mine.column >= 0)
+    y[mine.column] = apply_forward<STATISTIC, T, W>(end, end_weight, end_bias, scale).v[0];
+  const int64_t shifted = (uintptr_t)x % 16 / sizeof(T) * (a.copy_length + 1);
+  const W *weights = a.at.weight ? (const W *)a.weight_copies + shifted : NULL;
+  const W *biases = a.at.bias ? (const W *)a.bias_copies + shifted : NULL;
+  about_shift<T>(scale, [&](const row_scale<C> &by) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      if (!mine.has(i)) continue;
+      pack<W, VEC> weight, bias;
+      if (WEIGHTS) weight = aligned_weights<W, VEC>(weights, column(i), 1);
+      if (MOMENTS) bias = aligned_weights<W, VEC>(biases, column(i), 0);
+      store_pack(y + column(i), apply_forward<STATISTIC, T, W>(held[i], weight, bias, by));
+    }
+  });
+  if (WEIGHTS && threadIdx.x == 0) save_moments<true>(scale, blockIdx.x, a);
 }
 
 /* Rows without weights, of which no mean is subtracted, starting anywhere. The first packs of a thread wait

@@ -75,7 +75,7 @@ __device__ inline void lanes_gather(const cells_args &a) {
         with.about[j] +=
             summed_at(x + j, residual ? residual + j : NULL, p * x_step, p * residual_step);
       }
-      with.about[j] = widen(narrow_to<T>::from(with.about[j] / 4));
+      with.about[j] = finite_guess(widen(narrow_to<T>::from(with.about[j] / 4)));
     }
   }
   if (FUSED && sum) __syncthreads(); /* it may lie over what others still make their guess of */
@@ -287,7 +287,7 @@ __device__ inline void any_gather(const cells_args &a) {
     if (BACKWARD) {
       load_gather_numbers<T, true>(a, batch, channel, with, 0);
     } else {
-      with.about[0] = summed_at(x, residual, 0, 0);
+      with.about[0] = finite_guess(summed_at(x, residual, 0, 0));
     }
     __syncthreads(); /* all have their guess, and the sums of the cell before have been read */
     bool again = true;

@@ -80,7 +80,7 @@ __device__ inline void runs_gather(const cells_args &a) {
         const int at = i < length ? i : 0;
         with.about[0] += summed_at(x, residual, at, at);
       }
-      with.about[0] = widen(narrow_to<T>::from(with.about[0] / 4));
+      with.about[0] = finite_guess(widen(narrow_to<T>::from(with.about[0] / 4)));
     }
     if (FUSED && sum) { /* which may lie over what others still make their guess of */
       if (team > WARP) {

@@ -212,6 +212,8 @@ __device__ inline void columns_forward(const norm_args &a) {
   if (CENTERED && strip.count) {
     const int64_t before = strip.part * a.elements.stride[ONEPASS_ROLE_X][0];
     widen_pack(shift, load_pack<T, VEC>((const T *)x.first - before));
+#pragma unroll
+    for (int j = 0; j < VEC; j++) shift[j] = finite_guess(shift[j]);
   }
   const auto add = [&](const pack<T, VEC> &elements) {
     C v[VEC];

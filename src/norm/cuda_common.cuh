@@ -221,17 +221,23 @@ __device__ inline void add_product(plain_sums<C, SUMS> &mine, C x, C dy, C w, C 
   }
 }
 
+template <class C>
+__device__ inline bool is_finite(C v) {
+  return v - v == 0;
+}
+
 /* The mean, as `about` and what is to be added, and the squares about it, of some numbers. */
 template <class C>
 struct row_moments {
   C about, more, squares;
-  bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
+  bool
+      lossy; /* the mean is so far from `about` that the difference of squares lost bits, or it overflowed */
   __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4) {
     about = from;
     more = sums.v[0] * one_over_count;
     const C of_mean = sums.v[0] * more;
     squares = sums.v[1] - of_mean;
-    lossy = !(of_mean <= limit * squares);
+    lossy = !(of_mean <= limit * squares) && is_finite(more);
     if (squares < 0) squares = 0;
   }
 };
@@ -243,6 +249,12 @@ struct lossless {
   static const int SQUARES = sizeof(T) == 2 ? 16 : 4;
 };
 
+/* The mean of a row with Inf is Inf, but not if deviations are from Inf. */
+template <class C>
+__device__ inline C finite_guess(C guess) {
+  return is_finite(guess) ? guess : 0;
+}
+
 /* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. The mean
  * of halves cannot be as far from 0, measured by their deviation, unless most of them are alike: 0 does. */
 template <class T>
@@ -251,7 +263,7 @@ __device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t len
   typename sums_of<T>::type sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);
-  return widen(narrow_to<T>::from(sum / 4));
+  return finite_guess(widen(narrow_to<T>::from(sum / 4)));
 }
 
 /* ---- What is done with them ------------------------------------------------------------------ */

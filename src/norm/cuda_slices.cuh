@@ -18,13 +18,21 @@ enum { SAVES_REGISTERS = 1 };
 enum { SECTOR = 32 };
 
 /* A row, or a slice of one, in positions: position 0 is its first element, where that is aligned, or else
- * the multiple of a sector before it. A pack is named by the position of its first element. */
+ * the multiple of a sector before it, or before its first whole pack. A pack is named by the position of its first
+ * element. */
 template <class T>
 struct slice_span {
   static const int VEC = vector_of<T>::count;
-  int begin, end; /* positions of the first element and past the last */
+  int begin, end; /* positions of the first element, which may be before 0, and past the last */
   __device__ slice_span(const T *first, int length, bool aligned)
       : begin(aligned ? 0 : (int)((uintptr_t)first % SECTOR / sizeof(T))), end(begin + length) {}
+  __device__ static slice_span from_whole_pack(const T *first, int length) {
+    slice_span span(first, length, false);
+    const int sector = SECTOR / (int)sizeof(T), before = span.begin > sector - VEC ? sector : 0;
+    span.begin -= before;
+    span.end -= before;
+    return span;
+  }
   __device__ bool holds(int at) const { return at >= begin && at + VEC <= end; }
 };
 
@@ -39,17 +47,14 @@ struct dealt_row {
   int column;     /* of its element before or behind them, counted from the first, or -1 */
   __device__ dealt_row(const slice_span<T> &span, int threads, int packs)
       : begin(span.begin), whole(0), column(-1) {
-    const int room = threads * packs * VEC;
     for (int i = 0; i < packs; i++) {
       if (span.holds((int)(threadIdx.x + i * threads) * VEC)) whole |= 1u << i;
     }
     if (threadIdx.x / WARP != threads / WARP - 1) return;
-    const int from = span.begin > 0 ? span.begin : 0, to = span.end < room ? span.end : room;
-    const int length = to > from ? to - from : 0, until_aligned = (VEC - from % VEC) % VEC;
+    const int length = span.end - begin, until_aligned = (VEC - begin % VEC) % VEC;
     const int before = until_aligned < length ? until_aligned : length;
     const int behind = (length - before) % VEC, lane = threadIdx.x % WARP;
-    if (lane < before + behind)
-      column = (lane < before ? from : to - before - behind) + lane - begin;
+    if (lane < before + behind) column = lane < before ? lane : length - before - behind + lane;
   }
   __device__ bool has(int i) const { return whole >> i & 1; }
   __device__ int elements() const { return __popc(whole) * VEC + (column >= 0); }
@@ -68,6 +73,8 @@ __device__ inline pack<W, VEC> aligned_weights(const void *weights, int column, 
     stay_packed(to);
   } else if constexpr (sizeof(W) * VEC == 16) {
     *(uint4 *)&to = *(const uint4 *)((const W *)weights + column);
+  } else if constexpr (VEC == 1) {
+    to.v[0] = ((const W *)weights)[column];
   } else {
     load_aligned(to.v, (const W *)weights + column);
   }
@@ -135,7 +142,7 @@ __device__ inline C mean_of_pack(const pack<T, VEC> &first) {
   C sum = 0;
 #pragma unroll
   for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
-  return rounded<T>(sum * (C)(1.0 / VEC));
+  return finite_guess(rounded<T>(sum * (C)(1.0 / VEC)));
 }
 
 /* Moments: about a guess that is rounded to T. */
@@ -319,6 +326,30 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
   return true;
 }
 
+/* Halves are mostly taken about 0. The compiler is to know it, or it leaves instructions for the difference that are issued
+ * and do nothing: `gather` is given 0 the first time, and `write` a shift of 0 where it is 0. */
+template <class T, bool KNOWN = true, class GUESS, class GATHER>
+__device__ inline void about_guess(const GUESS &guess, GATHER gather) {
+  if constexpr (KNOWN && sizeof(T) == 2) {
+    const GUESS zero = {0};
+    if (!gather(zero, 0)) gather(guess, 1);
+  } else {
+#pragma unroll 1
+    for (int again = 0; !gather(guess, again); again++) {
+    }
+  }
+}
+template <class T, bool KNOWN = true, class C, class WRITE>
+__device__ inline void about_shift(const row_scale<C> &scale, WRITE write) {
+  if (KNOWN && sizeof(T) == 2 && scale.shift == 0) {
+    row_scale<C> about_zero = scale;
+    about_zero.shift = 0;
+    write(about_zero);
+  } else {
+    write(scale);
+  }
+}
+
 template <bool ONE_AXIS, class C>
 __device__ inline void save_moments(const row_scale<C> &scale, int64_t row, const norm_args &a) {
   if (a.at.mean) *row_of<C, ONE_AXIS>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = scale.denominator;
@@ -394,7 +425,7 @@ struct thread_ring {
       : mine(shared + threadIdx.x * 16), threads(all), packs(most) {}
   __device__ int position(int i) const { return (int)(threadIdx.x + i * threads) * VEC; }
   __device__ pack<T, VEC> *place(int slot, int tensor, int i) const {
-    return (pack<T, VEC> *)(mine + ((slot * TENSORS + tensor) * packs + i) * threads * 16);
+    return (pack<T, VEC> *)(mine + ((slot * packs + i) * TENSORS + tensor) * threads * 16);
   }
   /* Those that the thread has of a row. */
   __device__ void ask(int slot, int tensor, const T *first, const dealt_row<T> &mine) const {

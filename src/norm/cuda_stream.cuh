@@ -43,7 +43,7 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
       : member(args, shared) {}
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS, a.chunks);
     /* Rows with weights all start at the same place of a sector: a thread has the same columns of each. */
     const dealt_row<T> of_first(span_of(0), STREAM_WORKERS, PACKS);
     const auto deal = [&](int row) {

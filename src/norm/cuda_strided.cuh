@@ -70,7 +70,7 @@ __device__ inline void strided_forward(const norm_args &a) {
     row_scale<C> scale;
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
-      C about = n ? at.template get_x<FUSED>(0) : 0;
+      C about = n ? finite_guess(at.template get_x<FUSED>(0)) : 0;
       row_moments<C> found(sum_block(at.template deviations<FUSED>(about), of_deviations), about,
                            1 / (C)n);
       if (found.lossy && n) {

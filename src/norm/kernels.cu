@@ -28,6 +28,13 @@ typedef sums_of<element>::type sums;
 
 enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR : 4 };
 
+/* Of x and dy together more would leave too few rows in the shared memory of GPUs before 9.0. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+enum { STREAM_FLOATS_BACKWARD = 2 };
+#else
+enum { STREAM_FLOATS_BACKWARD = 4 };
+#endif
+
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
  * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
 template <class W, bool MOMENTS>
@@ -38,7 +45,9 @@ struct packs {
   static const int RING_BACKWARD_NARROW = VECTOR == 4 ? 3 : 2,
                    RING_BACKWARD_BROAD = VECTOR == 4 ? 4 : 3;
   static const int STREAM_FORWARD = MANY_BYTES || VECTOR == 2 ? 2 : 4,
-                   STREAM_BACKWARD = MANY_BYTES || VECTOR == 2 ? 1 : 2;
+                   STREAM_BACKWARD = MANY_BYTES || VECTOR == 2 ? 1
+                                     : VECTOR == 4             ? STREAM_FLOATS_BACKWARD
+                                                               : 2;
 };
 
 /* Plain ones await their turn by themselves, or need not, as `stream` and `tide`, whose blocks all run at once and so not early. */
@@ -196,6 +205,17 @@ KERNEL(256, moments_warps_forward_scalar_8_fused,
 FUSED_KERNELS(moments, _f32, float, OF_MOMENTS)
 WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
+
+/* Rows that start anywhere: floats come as fast in a ring. */
+#define PHASED_KERNEL(name, W, STATISTIC)                         \
+  PLAIN_KERNEL(PHASED_MOST_THREADS, sizeof(W) == 2 ? 5 : 4, name, \
+               (phased_forward<element, W, STATISTIC>(args)))
+PHASED_KERNEL(abs_phased_forward, element, OF_MAGNITUDES)
+PHASED_KERNEL(squares_phased_forward, element, OF_SQUARES)
+PHASED_KERNEL(moments_phased_forward, element, OF_MOMENTS)
+PHASED_KERNEL(moments_phased_forward_f32, float, OF_MOMENTS)
+KERNEL(SHIFT_BLOCK, moments_shift_weights, (make_shifted_copies<element, element>(args)))
+KERNEL(SHIFT_BLOCK, moments_shift_weights_f32, (make_shifted_copies<element, float>(args)))
 #endif
 
 /* Weights by channel, where rows are groups of channels that are read once. */

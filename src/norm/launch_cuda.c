@@ -20,6 +20,8 @@ enum {
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
+  PHASED_LEAST = 1 << 17, /* bytes of rows that are worth copies of weights, by another launch */
+  PHASED_MOST_THREADS = 256,
   WIDE_MOST_THREADS = 1024,
   RING_MOST_THREADS = 512,
   RING_FEW_THREADS = 384,
@@ -209,10 +211,10 @@ static bool choose_warps(choice *c) {
 
 /* ---- blocks: a row a block, forward ------------------------------------------------------------- */
 
-/* Packs that a row of `elements` may reach into: one that is not aligned starts anywhere in a sector. */
-static int64_t packs_reached(const choice *c, int64_t elements) {
+/* Packs that a row may reach into: one that is not aligned starts anywhere in a sector. */
+static int64_t packs_reached(const choice *c) {
   const int64_t before = c->l->width == ONEPASS_NORM_VECTOR ? 0 : SECTOR / c->size - 1;
-  return onepass_divide_up(elements + before, c->vec);
+  return onepass_divide_up(c->n + before, c->vec);
 }
 
 static bool has_f32_weights(const choice *c) {
@@ -252,6 +254,24 @@ static bool fit_wide_blocks(choice *c, int64_t packs) {
   return (int64_t)l->shared <= c->device->shared_block - 2048;
 }
 
+/* In registers, rows of halves that start anywhere. Places count from the sector that has the first whole pack. */
+static bool fit_phased_blocks(choice *c) {
+  onepass_norm_launch *l = c->l;
+  const int64_t packs = c->n / c->vec + SECTOR / 16 - 1;
+  if (c->size != 2 || packs > BLOCKS_PACKS * PHASED_MOST_THREADS) return false;
+  l->packs = BLOCKS_PACKS;
+  l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
+  if (c->weights == 0) return true;
+  const int64_t size = onepass_type_size(c->p->weight_type);
+  l->copy_length = onepass_round_up(c->n + c->vec - 1, 128 / size);
+  l->launches = 2;
+  if (onepass_has(c->layouts, ONEPASS_ROLE_WEIGHT))
+    l->weight_copies_at = reserve(l, c->vec * l->copy_length * size);
+  if (onepass_has(c->layouts, ONEPASS_ROLE_BIAS))
+    l->bias_copies_at = reserve(l, c->vec * l->copy_length * size);
+  return true;
+}
+
 static bool choose_blocks(choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
@@ -263,8 +283,9 @@ static bool choose_blocks(choice *c) {
   l->squares = c->squares;
   l->grid = c->rows;
   l->launches = 1;
-  const int64_t packs = packs_reached(c, c->n);
+  const int64_t packs = packs_reached(c);
   if (l->width == ONEPASS_NORM_VECTOR && fit_blocks(c, packs)) return true;
+  if (l->width == ONEPASS_NORM_PHASED && !c->fused && fit_phased_blocks(c)) return true;
   return l->width != ONEPASS_NORM_SCALAR && c->plain && !c->fused && fit_wide_blocks(c, packs);
 }
 
@@ -290,7 +311,7 @@ static int64_t ring_packs(const choice *c, bool broad) {
 
 static bool fit_ring(choice *c, bool broad) {
   onepass_norm_launch *l = c->l;
-  const int64_t packs = ring_packs(c, broad), needed = packs_reached(c, c->n);
+  const int64_t packs = ring_packs(c, broad), needed = packs_reached(c);
   const int64_t threads = onepass_round_up(onepass_divide_up(needed, packs), WARP);
   const bool small = !c->p->backward && !broad;
   const bool large = c->p->backward && broad && c->size != 4 && !l->squares;
@@ -350,7 +371,8 @@ static bool choose_ring(choice *c) {
 /* Packs of a worker. kernels.cu has the same numbers. */
 static int64_t stream_packs(const choice *c) {
   const bool few = has_f32_weights(c) || c->size == 8;
-  return c->p->backward ? (few ? 1 : 2) : few ? 2 : 4;
+  if (c->p->backward) return few ? 1 : c->size == 4 && c->device->major >= 9 ? 4 : 2;
+  return few ? 2 : 4;
 }
 
 /* Blocks of a team, for slices of up to `longest` elements; 0 if the chip has too few. As many teams as it has
@@ -389,13 +411,19 @@ static bool choose_slices(choice *c) {
   l->packs = (int32_t)stream_packs(c);
   const int64_t line = 128 / c->size;
   const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
-  const int64_t longest = l->packs * STREAM_WORKERS * c->vec - whole;
-  const int64_t team = team_size(c, longest, 1);
+  const int64_t of_worker = STREAM_WORKERS * c->vec, longest = l->packs * of_worker - whole;
+  int64_t team = team_size(c, longest, 1);
   if (team == 0) return false;
+  if (c->moments) { /* teams that are left out for their rows leave blocks to the others */
+    const int64_t teams = blocks_in_phase(c, chip / team);
+    if (teams < 1) return false;
+    team = onepass_most(team, onepass_least(chip / teams, onepass_divide_up(c->n, of_worker)));
+  }
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  l->chunks = (int32_t)onepass_divide_up(l->slice + whole, of_worker);
+  const int64_t slot = l->chunks * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
   const int64_t ring = onepass_least((c->device->shared_block - STREAM_MEMORY) / slot,
                                      STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;
@@ -653,14 +681,19 @@ static bool suits_warps(const choice *c) {
   return c->l->width == ONEPASS_NORM_SCALAR || c->n <= 64 * c->vec;
 }
 
+/* Others that rows fit in do some of them faster. */
+static bool suits_blocks(const choice *c) {
+  const bool is_short_of_rows = c->l->copy_length && c->rows * c->n * c->size < PHASED_LEAST;
+  return !c->l->wide && c->l->packs <= BLOCKS_PACKS && !is_short_of_rows;
+}
+
 static bool choose_best(choice *c) {
   if (!is_dense(c)) {
     return try_kernel(c, ONEPASS_CUDA_COLUMNS) || try_kernel(c, ONEPASS_CUDA_STRIDED);
   }
   if (try_kernel(c, ONEPASS_CUDA_WARPS) && suits_warps(c)) return true;
   if (!leaves_chip_idle(c)) {
-    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && !c->l->wide && c->l->packs <= BLOCKS_PACKS)
-      return true;
+    if (try_kernel(c, ONEPASS_CUDA_BLOCKS) && suits_blocks(c)) return true;
     if (try_kernel(c, ONEPASS_CUDA_RING)) return true;
     if (try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
   }

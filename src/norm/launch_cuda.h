@@ -38,13 +38,14 @@ typedef struct onepass_norm_launch {
   size_t shared;
   /* As in onepass_norm_args. */
   int32_t team, chunks, ring, copies, lookahead, prefetched;
-  int64_t slice, segments, row_group;
+  int64_t slice, segments, row_group, copy_length;
   int64_t apply_grid; /* passes: blocks of the last kernel; strided: of the sums over rows */
   int64_t parts;      /* partial sums of dweight and dbias */
   int32_t adders;     /* threads that add up the parts of a column */
   bool direct;        /* there is one part, and it is dweight and dbias themselves */
   /* Where things are in the workspace. */
-  size_t mail_at, mail_size, sums_at, dweight_at, dbias_at, workspace;
+  size_t mail_at, mail_size, sums_at, dweight_at, dbias_at, weight_copies_at, bias_copies_at,
+      workspace;
   int32_t launches;
 } onepass_norm_launch;
 

@@ -90,12 +90,33 @@ static bool rows_are_in_phase(const norm_trial *t, int64_t blocks) {
          blocks * x->stride[1] * t->size % 32 == 0;
 }
 
+/* Rows of halves that start anywhere, and copies of their weights. */
+static void expect_phased(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const int64_t size = onepass_type_size(t->plan.problem.norm.weight_type);
+  const bool weight = has(t, ONEPASS_ROLE_WEIGHT), bias = has(t, ONEPASS_ROLE_BIAS);
+  NORM(t->size == 2 && l->packs == 4 && l->block <= 256 && l->shared == 0);
+  /* Packs that are all the row's, behind one that is in the same 32 bytes as the first of them. */
+  NORM(l->block * l->packs >= t->of.n / t->vec + 1);
+  NORM(l->launches == 1 + (weight || bias));
+  NORM((l->copy_length > 0) == (weight || bias));
+  if (!l->copy_length) return;
+  NORM(l->copy_length >= t->of.n + t->vec - 1 && l->copy_length * size % 128 == 0);
+  const int64_t bytes = l->copy_length * t->vec * size;
+  NORM(!weight || (int64_t)(l->weight_copies_at + (size_t)bytes) <= (int64_t)l->workspace);
+  NORM(!bias || (int64_t)(l->bias_copies_at + (size_t)bytes) <= (int64_t)l->workspace);
+  NORM(!weight || !bias || (int64_t)(l->bias_copies_at - l->weight_copies_at) >= bytes);
+}
+
 static void expect_blocks(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   NORM(!t->of.backward && l->grid == t->of.rows);
-  NORM(l->width == ONEPASS_NORM_VECTOR ||
-       (l->width == ONEPASS_NORM_PHASED && l->wide && is_plain(t)));
   NORM(l->squares == has_squares(t));
+  if (l->width == ONEPASS_NORM_PHASED && !l->wide) {
+    expect_phased(t);
+    return;
+  }
+  NORM(l->width == ONEPASS_NORM_VECTOR || (l->width == ONEPASS_NORM_PHASED && is_plain(t)));
   /* The kernels that are compiled: four packs early or late, or as squares; two of f32; and eight. */
   NORM(l->wide || l->packs == 4 || l->packs == 8 || (l->packs == 2 && t->size == 4 && !l->squares));
   const bool early = !l->wide && l->packs == 4 && !l->broad && !l->squares;
@@ -138,12 +159,14 @@ static void expect_stream(const norm_trial *t) {
   expect_teams(t, 32);
   NORM(l->block == workers + 96);
   const bool heavy = has_f32_weights(t) || t->size == 8;
-  NORM(l->packs == (t->of.backward ? (heavy ? 1 : 2) : heavy ? 2 : 4));
-  NORM(workers * l->packs >= packs_reached(t, l->slice));
+  const bool floats = t->size == 4 && t->on->properties.major >= 9;
+  NORM(l->packs == (t->of.backward ? (heavy ? 1 : floats ? 4 : 2) : heavy ? 2 : 4));
+  NORM(workers * l->chunks >= packs_reached(t, l->slice) && l->chunks <= l->packs);
   NORM(l->slice * t->size % 128 == 0);
   /* One slice is on its way while others wait for their sums. */
   NORM(l->lookahead >= 1 && l->lookahead + 2 == l->ring && l->lookahead + 2 < 32);
-  NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * workers * 16);
+  NORM((int64_t)l->shared >=
+       (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->chunks * workers * 16);
   NORM(!t->of.layer_norm || rows_are_in_phase(t, teams));
   NORM(!t->summed || l->parts == teams);
 }

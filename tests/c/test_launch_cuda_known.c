@@ -18,11 +18,11 @@ static const struct {
     {true, 1048576, 128, {"warps", "warps"}, {"warps", "warps"}},
     {true, 32768, 1024, {"blocks", "blocks"}, {"ring", "ring"}},
     {true, 16384, 4096, {"blocks", "blocks"}, {"ring", "ring"}},
-    {true, 16384, 4095, {"ring", "ring"}, {"ring", "ring"}},
+    {true, 16384, 4095, {"ring", "blocks"}, {"ring", "ring"}},
     {true, 8192, 8192, {"blocks", "blocks"}, {"ring", "ring"}},
     {true, 4096, 16384, {"blocks", "blocks"}, {"stream", "stream"}},
     {true, 2048, 65536, {"stream", "stream"}, {"stream", "stream"}},
-    {true, 256, 1048576, {"stream", "stream"}, {"passes", "stream"}},
+    {true, 256, 1048576, {"stream", "stream"}, {"stream", "stream"}},
 };
 
 static const struct {
@@ -45,7 +45,7 @@ static const struct {
     {H200, {true, true, F32, EVERYTHING, ACROSS, 65536, 64}, "strided"},
     {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "blocks"},
     {H200, {true, false, F32, SAVED | LENGTHS, COMPACT, 4096, 4095}, "ring"},
-    {H200, {true, true, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "passes"},
+    {H200, {true, true, F32, SAVED | LENGTHS, COMPACT, 32768, 65535}, "stream"},
     {H200, {false, false, F32, 0, SPREAD, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, SPREAD_SCALE, 4096, 4096}, "strided"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 0, 4096}, "strided"},
