@@ -41,7 +41,7 @@ typedef struct onepass_norm_args {
   int32_t
       team; /* lanes (warps) or blocks (stream, tide) that share a row; lanes side by side (columns); threads that share a column's
                         parts */
-  int32_t chunks;      /* wide, columns, stream: packs of a thread in shared memory */
+  int32_t chunks;      /* wide, columns: packs of a thread in shared memory */
   int32_t ring;        /* stream: rows in shared memory; tide: chunks */
   int32_t copies;      /* stream, tide: of a letter */
   int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */

@@ -163,7 +163,7 @@ __device__ inline void lanes_gather(const cells_args &a) {
       if (finishes && !once_more)
         store_moments(a, at.piece, channel, (double)found.about + (double)found.more,
                       found.squares);
-      if (once_more) abouts[threadIdx.x] = about + found.more;
+      if (once_more) abouts[threadIdx.x] = finite_guess(about + found.more);
       again = __syncthreads_or(once_more);
 #pragma unroll
       for (int i = 0; i < VEC; i++) {
@@ -311,7 +311,7 @@ __device__ inline void any_gather(const cells_args &a) {
         again = found.lossy && round == 0;
         if (!again && threadIdx.x == 0)
           store_moments(a, batch, channel, (double)found.about + (double)found.more, found.squares);
-        with.about[0] += found.more;
+        with.about[0] = finite_guess(with.about[0] + found.more);
         if (sum) x = sum, x_role = ONEPASS_ROLE_SUM, residual = NULL;
       }
     }

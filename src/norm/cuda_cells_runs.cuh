@@ -156,7 +156,7 @@ __device__ inline void runs_gather(const cells_args &a) {
         store_moments(a, part, channel, (double)found.about + (double)found.more, found.squares);
       /* A team whose neighbours in its warp go on does the same again, with the same result. */
       again = team > WARP ? once_more : __any_sync(ALL_LANES, once_more);
-      if (once_more) with.about[0] += found.more;
+      if (once_more) with.about[0] = finite_guess(with.about[0] + found.more);
       if (FUSED && sum) {
         __threadfence_block(); /* what was written comes before what is read */
         x = sum;

@@ -231,13 +231,13 @@ template <class C>
 struct row_moments {
   C about, more, squares;
   bool
-      lossy; /* the mean is so far from `about` that the difference of squares lost bits, or it overflowed */
+      lossy; /* the mean is so far from `about` that the difference of squares lost bits, or there is none */
   __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4) {
     about = from;
     more = sums.v[0] * one_over_count;
     const C of_mean = sums.v[0] * more;
     squares = sums.v[1] - of_mean;
-    lossy = !(of_mean <= limit * squares) && is_finite(more);
+    lossy = !(of_mean <= limit * squares);
     if (squares < 0) squares = 0;
   }
 };
@@ -249,7 +249,7 @@ struct lossless {
   static const int SQUARES = sizeof(T) == 2 ? 16 : 4;
 };
 
-/* The mean of a row with Inf is Inf, but not if deviations are from Inf. */
+/* The mean of a row with Inf is Inf, unless deviations are from Inf. */
 template <class C>
 __device__ inline C finite_guess(C guess) {
   return is_finite(guess) ? guess : 0;

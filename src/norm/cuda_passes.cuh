@@ -133,7 +133,8 @@ __device__ inline void passes_gather(const norm_args &a) {
   if constexpr (MOMENTS && !BACKWARD) {
     row_moments<C> found(all, first, 1 / (C)length, lossless<T>::SQUARES);
     if (found.lossy)
-      found = gather_about(x, view, first + found.more, length, (plain_sums<C, 2> *)of_warps);
+      found = gather_about(x, view, finite_guess(first + found.more), length,
+                           (plain_sums<C, 2> *)of_warps);
     if (threadIdx.x == 0) {
       to[0] =
           (double)(found.about - first) + (double)found.more; /* all segments have the same guess */
@@ -184,7 +185,7 @@ __device__ inline void passes_gather_sums(const norm_args &a) {
                 of_warps[0]);
   row_moments<C> found(sums, about, 1 / (C)length, lossless<T>::SQUARES);
   if (found.lossy) { /* a thread reads what it has written itself */
-    about = found.more;
+    about = finite_guess(found.more);
     sums = sum_block(gather(
                          about, [&](int64_t at) { return from.template take_again<VEC>(at); },
                          [&](int64_t at) { return from.template take_again<1>(at); }),

@@ -142,7 +142,7 @@ __device__ inline C mean_of_pack(const pack<T, VEC> &first) {
   C sum = 0;
 #pragma unroll
   for (int j = 0; j < VEC; j++) sum += (C)widen(first.v[j]);
-  return finite_guess(rounded<T>(sum * (C)(1.0 / VEC)));
+  return rounded<T>(sum * (C)(1.0 / VEC));
 }
 
 /* Moments: about a guess that is rounded to T. */
@@ -304,13 +304,17 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
   } else if constexpr (STATISTIC == OF_MOMENTS) {
     const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
     if (a.denominator != ONEPASS_BY_DEVIATION) {
+      if (sizeof(T) > 2 && found.lossy && !again && !is_finite(guess)) {
+        guess = 0;
+        return false;
+      }
       const C mean = guess + found.more;
       scale = {};
       scale.scale = scale_of_squares(found.squares * one_over_n<C>(a) + mean * mean, a);
       return true;
     }
     if (found.lossy && !again) {
-      guess = rounded<T>(guess + found.more);
+      guess = finite_guess(rounded<T>(guess + found.more));
       return false;
     }
     scale.scale = one_over_root(found.squares * one_over_n<C>(a) + eps_of<C>(a));
@@ -425,7 +429,7 @@ struct thread_ring {
       : mine(shared + threadIdx.x * 16), threads(all), packs(most) {}
   __device__ int position(int i) const { return (int)(threadIdx.x + i * threads) * VEC; }
   __device__ pack<T, VEC> *place(int slot, int tensor, int i) const {
-    return (pack<T, VEC> *)(mine + ((slot * packs + i) * TENSORS + tensor) * threads * 16);
+    return (pack<T, VEC> *)(mine + ((slot * TENSORS + tensor) * packs + i) * threads * 16);
   }
   /* Those that the thread has of a row. */
   __device__ void ask(int slot, int tensor, const T *first, const dealt_row<T> &mine) const {

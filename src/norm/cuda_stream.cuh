@@ -43,7 +43,7 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
       : member(args, shared) {}
 
   __device__ void work(char *places) const {
-    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS, a.chunks);
+    const thread_ring<T, PACKS, TENSORS> ring(places, STREAM_WORKERS);
     /* Rows with weights all start at the same place of a sector: a thread has the same columns of each. */
     const dealt_row<T> of_first(span_of(0), STREAM_WORKERS, PACKS);
     const auto deal = [&](int row) {
@@ -138,7 +138,7 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
           const row_moments<C> found(sums, guess, memory.one_over_elements[warp],
                                      lossless<T>::SQUARES);
           if (found.lossy && !again) {
-            guess = rounded<T>(guess + found.more);
+            guess = finite_guess(rounded<T>(guess + found.more));
             continue;
           }
           sums.v[0] = (guess - mean) + found.more;

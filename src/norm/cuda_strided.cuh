@@ -74,7 +74,7 @@ __device__ inline void strided_forward(const norm_args &a) {
       row_moments<C> found(sum_block(at.template deviations<FUSED>(about), of_deviations), about,
                            1 / (C)n);
       if (found.lossy && n) {
-        about += found.more;
+        about = finite_guess(about + found.more);
         __syncthreads(); /* the first sums have been read */
         found = row_moments<C>(sum_block(at.template deviations<FUSED>(about), of_deviations),
                                about, 1 / (C)n);

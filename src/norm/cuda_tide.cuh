@@ -146,7 +146,7 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
     row_moments<C> found(sums, guess, one_over_elements, lossless<T>::SQUARES);
     C better = guess;
     if (found.lossy) {
-      better = rounded<T>(guess + found.more);
+      better = finite_guess(rounded<T>(guess + found.more));
       sums.clear();
       gather_last(sums, at, better);
 #pragma unroll 1

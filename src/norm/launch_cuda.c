@@ -422,8 +422,7 @@ static bool choose_slices(choice *c) {
   l->slice = onepass_round_up(onepass_divide_up(c->n, team), line);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   if (l->slice > longest || l->team < 2) return false;
-  l->chunks = (int32_t)onepass_divide_up(l->slice + whole, of_worker);
-  const int64_t slot = l->chunks * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
+  const int64_t slot = l->packs * STREAM_WORKERS * 16 * (c->p->backward ? 2 : 1);
   const int64_t ring = onepass_least((c->device->shared_block - STREAM_MEMORY) / slot,
                                      STREAM_MOST_LOOKAHEAD + 1 + STREAM_ON_THE_WAY);
   l->ring = (int32_t)ring;

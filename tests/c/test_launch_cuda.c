@@ -161,12 +161,11 @@ static void expect_stream(const norm_trial *t) {
   const bool heavy = has_f32_weights(t) || t->size == 8;
   const bool floats = t->size == 4 && t->on->properties.major >= 9;
   NORM(l->packs == (t->of.backward ? (heavy ? 1 : floats ? 4 : 2) : heavy ? 2 : 4));
-  NORM(workers * l->chunks >= packs_reached(t, l->slice) && l->chunks <= l->packs);
+  NORM(workers * l->packs >= packs_reached(t, l->slice));
   NORM(l->slice * t->size % 128 == 0);
   /* One slice is on its way while others wait for their sums. */
   NORM(l->lookahead >= 1 && l->lookahead + 2 == l->ring && l->lookahead + 2 < 32);
-  NORM((int64_t)l->shared >=
-       (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->chunks * workers * 16);
+  NORM((int64_t)l->shared >= (t->of.backward ? 2 : 1) * (int64_t)l->ring * l->packs * workers * 16);
   NORM(!t->of.layer_norm || rows_are_in_phase(t, teams));
   NORM(!t->summed || l->parts == teams);
 }
