@@ -43,7 +43,7 @@ template <class T, class W, int STATISTIC, int PACKS, bool EARLY_WEIGHTS, bool F
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool MOMENTS = STATISTIC == OF_MOMENTS;
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
-  const bool SPLIT = !EARLY || PACKS > BLOCKS_PACKS; /* measured */
+  const bool SPLIT = !EARLY || PACKS > BLOCKS_PACKS; /* faster there */
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD;
   __shared__ plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
@@ -134,8 +134,7 @@ __device__ inline void make_shifted_copies(const norm_args &a) {
   const int VEC = vector_of<T>::count;
   const int length = (int)a.copy_length, n = (int)a.elements.count, packs = length / VEC;
   const int number = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  const bool is_bias =
-      number >= length; /* a copy of each has as many elements as all of them packs */
+  const bool is_bias = number >= length; /* VEC copies have as many packs as one has elements */
   const int at = number - (is_bias ? length : 0), copy = at / packs, first = at % packs * VEC;
   const W *from = (const W *)(is_bias ? a.at.bias : a.at.weight);
   if (!from || at >= length) return;

@@ -230,8 +230,7 @@ __device__ inline bool is_finite(C v) {
 template <class C>
 struct row_moments {
   C about, more, squares;
-  bool
-      lossy; /* the mean is so far from `about` that the difference of squares lost bits, or there is none */
+  bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
   __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4) {
     about = from;
     more = sums.v[0] * one_over_count;

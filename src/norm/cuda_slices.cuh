@@ -330,11 +330,12 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
   return true;
 }
 
-/* Halves are mostly taken about 0. The compiler is to know it, or it leaves instructions for the difference that are issued
- * and do nothing: `gather` is given 0 the first time, and `write` a shift of 0 where it is 0. */
-template <class T, bool KNOWN = true, class GUESS, class GATHER>
+/* Halves are mostly taken about 0. SPLIT: the compiler is to know it, or it leaves instructions for the difference that are
+ * issued and do nothing. So `gather` is given 0 the first time, and `write` a shift of 0 where it is 0, each in code of
+ * its own. */
+template <class T, bool SPLIT = true, class GUESS, class GATHER>
 __device__ inline void about_guess(const GUESS &guess, GATHER gather) {
-  if constexpr (KNOWN && sizeof(T) == 2) {
+  if constexpr (SPLIT && sizeof(T) == 2) {
     const GUESS zero = {0};
     if (!gather(zero, 0)) gather(guess, 1);
   } else {
@@ -343,9 +344,9 @@ __device__ inline void about_guess(const GUESS &guess, GATHER gather) {
     }
   }
 }
-template <class T, bool KNOWN = true, class C, class WRITE>
+template <class T, bool SPLIT = true, class C, class WRITE>
 __device__ inline void about_shift(const row_scale<C> &scale, WRITE write) {
-  if (KNOWN && sizeof(T) == 2 && scale.shift == 0) {
+  if (SPLIT && sizeof(T) == 2 && scale.shift == 0) {
     row_scale<C> about_zero = scale;
     about_zero.shift = 0;
     write(about_zero);
