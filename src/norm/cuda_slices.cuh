@@ -136,7 +136,8 @@ __device__ inline C rounded(C v) {
   return (C)widen(narrow_to<T>::from(v));
 }
 
-/* Another guess at the mean of a row: that of its first pack. */
+/* Another guess at the mean of a row: that of its first pack. One that is not finite is replaced when sums are made again,
+ * which costs other rows nothing. */
 template <class T, class C, int VEC>
 __device__ inline C mean_of_pack(const pack<T, VEC> &first) {
   C sum = 0;

@@ -2,10 +2,12 @@
  * Every CUDA kernel, operator, direction and type, once on each of a few small shapes: what
  * scripts/sanitize_cuda.sh runs under compute-sanitizer, and a test by itself.
  *
- *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, long, pools or empty
+ *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, infinite, long, pools
+ *                                    or empty
  *
  * SPDX-License-Identifier: MIT
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "gpu.h"
@@ -86,6 +88,46 @@ static void expect_norms_right(onepass_dtype dtype) {
                                               .ndim = problems[p].ndim,
                                               .shape = problems[p].shape,
                                               .axis = problems[p].axis});
+    }
+  }
+}
+
+/* Inf, -Inf, NaN or another number where the reference has such a one. */
+static int is_such_a_number(double actual, double wanted) {
+  if (isnan(wanted)) return isnan(actual);
+  return isinf(wanted) ? actual == wanted : isfinite(actual);
+}
+
+static void expect_gpu_as_infinite(const gpu_call *g, call *host, const call *reference) {
+  EXPECT(gpu_download(g, host), "%s: wrote to an input or around it", gpu_label_of(g).text);
+  for (int r = 0; r < ROLES; r++) {
+    const array *a = host->role[r];
+    if (a == NULL || !role_is_output(host->kind, (enum role)r)) continue;
+    for (int64_t i = 0; i < a->count; i++) {
+      const double actual = array_get(a, i), wanted = array_get(reference->role[r], i);
+      if (is_such_a_number(actual, wanted)) continue;
+      EXPECT(0, "%s, with Inf: %s %lld is %g, expected %g", gpu_label_of(g).text, role_name[r],
+             (long long)i, actual, wanted);
+      break;
+    }
+  }
+}
+
+/* The first element of a row, from which its mean is guessed, and one of another row, or of the same. Not rms_norm and
+ * l2_norm: docs/numerics.md says what kernels that find a mean for them make of Inf. */
+static void expect_infinite_rows_right(onepass_dtype dtype) {
+  const enum kind kinds[] = {L1_FORWARD, LAYER_FORWARD};
+  for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
+    for (int k = 0; k < 2; k++) {
+      call *host = call_new(kinds[k], dtype, problems[p].ndim, problems[p].shape, problems[p].axis);
+      array_set(host->role[X], 0, (double)INFINITY);
+      array_set(host->role[X], host->role[X]->count / 2, -(double)INFINITY);
+      call *reference = call_reference(host);
+      gpu_call *g = gpu_call_new(host);
+      gpu_try_every_kernel(g, host, reference, expect_described, expect_gpu_as_infinite);
+      gpu_call_free(g);
+      call_free(reference);
+      call_free(host);
     }
   }
 }
@@ -185,6 +227,7 @@ static const struct {
   const char *name;
   void (*expect)(onepass_dtype dtype);
 } parts[] = {{"norms", expect_norms_right},
+             {"infinite", expect_infinite_rows_right},
              {"long", expect_long_rows_right},
              {"pools", expect_pools_right},
              {"empty", expect_empty_tensors_right}};
