@@ -180,12 +180,7 @@ __device__ inline void phased_forward(const norm_args &a) {
   about_guess<T>(guess, [&](C about, int again) {
     plain_sums<C, SUMS> sums;
     sums.clear();
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      if (mine.has(i)) gather_forward<STATISTIC>(sums, held[i], about);
-      stay_packed(held[i]);
-    }
-    if (mine.column >= 0) gather_forward<STATISTIC>(sums, end, about);
+    gather_dealt<STATISTIC>(sums, mine, held, end, about);
     sums = sum_block(sums, of_warps[again]);
     return find_scale<STATISTIC, T>(scale, sums, guess, again, a);
   });
@@ -236,12 +231,7 @@ __device__ inline void wide_forward(const norm_args &a) {
   plain_sums<C, 1> sums;
   C none = 0; /* nothing is guessed */
   sums.clear();
-#pragma unroll
-  for (int i = 0; i < PACKS; i++) {
-    if (mine.has(i)) gather_forward<STATISTIC>(sums, held[i], none);
-    stay_packed(held[i]);
-  }
-  if (mine.column >= 0) gather_forward<STATISTIC>(sums, end, none);
+  gather_dealt<STATISTIC>(sums, mine, held, end, none);
   wait_for_all_but<0>();
 #pragma unroll 4
   for (int k = 0; k < a.chunks; k++) {

@@ -160,6 +160,18 @@ __device__ inline void gather_forward(plain_sums<C, SUMS> &mine, const pack<T, V
   }
 }
 
+/* The same of all that a thread has of a row. */
+template <int STATISTIC, class T, class C, int SUMS, int VEC, int PACKS>
+__device__ inline void gather_dealt(plain_sums<C, SUMS> &sums, const dealt_row<T> &mine,
+                                    pack<T, VEC> (&held)[PACKS], const pack<T, 1> &end, C guess) {
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) {
+    if (mine.has(i)) gather_forward<STATISTIC>(sums, held[i], guess);
+    stay_packed(held[i]);
+  }
+  if (mine.column >= 0) gather_forward<STATISTIC>(sums, end, guess);
+}
+
 template <int STATISTIC, class C, int N, int SUMS>
 __device__ inline void add_products(plain_sums<C, SUMS> &mine, const C (&x)[N], const C (&dy)[N],
                                     const C (&w)[N], C mean, C rstd) {
