@@ -226,13 +226,26 @@ __device__ inline bool is_finite(C v) {
   return v - v == 0;
 }
 
+/* Whether the operator subtracts a mean. Those that do not take their squares about 0, which is their guess, and their
+ * mean. */
+__device__ inline bool is_centered(const norm_args &a) {
+  return a.denominator == ONEPASS_BY_DEVIATION;
+}
+
 /* The mean, as `about` and what is to be added, and the squares about it, of some numbers. */
 template <class C>
 struct row_moments {
   C about, more, squares;
   bool lossy; /* the mean is so far from `about` that the difference of squares lost bits */
-  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4) {
+  __device__ row_moments(const plain_sums<C, 2> &sums, C from, C one_over_count, int limit = 4,
+                         bool centered = true) {
     about = from;
+    if (!centered) {
+      more = 0;
+      squares = sums.v[1];
+      lossy = false;
+      return;
+    }
     more = sums.v[0] * one_over_count;
     const C of_mean = sums.v[0] * more;
     squares = sums.v[1] - of_mean;
@@ -257,11 +270,11 @@ __device__ inline C finite_guess(C guess) {
 /* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. The mean
  * of halves cannot be as far from 0, measured by their deviation, unless most of them are alike: 0 does. */
 template <class T>
-__device__ inline typename sums_of<T>::type guess_mean(const T *row, int64_t length) {
-  if (sizeof(T) == 2) return 0;
+__device__ inline typename sums_of<T>::type guess_mean(const T *row, const norm_args &a) {
+  if (sizeof(T) == 2 || !is_centered(a)) return 0;
   typename sums_of<T>::type sum = 0;
 #pragma unroll
-  for (int i = 0; i < 4; i++) sum += widen(row[i < length ? i : 0]);
+  for (int i = 0; i < 4; i++) sum += widen(row[i < a.elements.count ? i : 0]);
   return finite_guess(widen(narrow_to<T>::from(sum / 4)));
 }
 
@@ -316,7 +329,7 @@ __device__ inline C share_of_products(C rstd, const norm_args &a) {
 /* The saved mean of a row, of operators that have one. */
 template <class C>
 __device__ inline C saved_mean(const C *mean, const norm_args &a) {
-  return a.denominator == ONEPASS_BY_DEVIATION ? *mean : (C)0;
+  return is_centered(a) ? *mean : (C)0;
 }
 
 template <class C>
@@ -332,8 +345,8 @@ __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
 template <class C>
 __device__ inline row_scale<C> scale_by_moments(double mean, double squares, const norm_args &a) {
   row_scale<C> row = {0};
-  if (a.denominator != ONEPASS_BY_DEVIATION) {
-    row.scale = scale_of_squares((C)(squares * a.one_over_n + mean * mean), a);
+  if (!is_centered(a)) {
+    row.scale = scale_of_squares((C)(squares * a.one_over_n), a);
     return row;
   }
   row.scale = one_over_root((C)(squares * a.one_over_n + a.eps));
@@ -376,7 +389,7 @@ __device__ inline row_gradient<C> gradient_by_moments(double sum, double dot, do
   const double offset = -of_z * a.one_over_n;
   row.mean = mean;
   row.rstd = rstd;
-  if (a.denominator != ONEPASS_BY_DEVIATION) {
+  if (!is_centered(a)) {
     row.by_z = -rstd * (C)dot * share_of_products(rstd, a);
     return row;
   }

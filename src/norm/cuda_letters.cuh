@@ -110,8 +110,7 @@ struct team_member {
     if (!MOMENTS || i >= rows) return 0;
     if (BACKWARD)
       return saved_mean(row_of<C, true>(a.at.mean, a, ONEPASS_ROLE_MEAN, x_rows.number(i)), a);
-    return guess_mean(row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, x_rows.number(i)),
-                      a.elements.count);
+    return guess_mean(row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, x_rows.number(i)), a);
   }
   __device__ C rstd_of(int i) const {
     if (!MOMENTS || !BACKWARD || i >= rows) return 0;
@@ -244,15 +243,14 @@ struct team_member {
     if constexpr (BACKWARD) {
       result.gradient = find_gradient<MOMENTS>(sums, mean, rstd, a);
     } else if constexpr (MOMENTS) {
-      if (a.denominator == ONEPASS_BY_DEVIATION) {
+      if (is_centered(a)) {
         result.scale.scale = one_over_root(sums.v[1] * one_over_n<C>(a) + eps_of<C>(a));
         result.scale.shift = mean;
         result.scale.offset = -sums.v[0] * result.scale.scale;
         result.scale.denominator = mean + sums.v[0]; /* the mean */
       } else {
-        mean += sums.v[0];
         result.scale = {};
-        result.scale.scale = scale_of_squares(sums.v[1] * one_over_n<C>(a) + mean * mean, a);
+        result.scale.scale = scale_of_squares(sums.v[1] * one_over_n<C>(a), a);
       }
       if (rank == 0) save_moments<true>(result.scale, x_rows.number(i), a);
     } else {

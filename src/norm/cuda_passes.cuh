@@ -76,7 +76,7 @@ __device__ inline void passes_gather(const norm_args &a) {
   const T *dy = BACKWARD ? row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row) + begin : NULL;
   const slice_view<T> view(x, length);
   C first = 0, mean = 0, rstd = 0;
-  if (MOMENTS && !BACKWARD) first = guess_mean(x - begin, a.elements.count);
+  if (MOMENTS && !BACKWARD) first = guess_mean(x - begin, a);
   if (MOMENTS && BACKWARD) {
     mean = saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     rstd = *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
@@ -131,7 +131,7 @@ __device__ inline void passes_gather(const norm_args &a) {
   double *to = a.sums + (row * a.segments + segment) * SUMS;
   const plain_sums<C, SUMS> all = sum_block(mine, (plain_sums<C, SUMS> *)of_warps);
   if constexpr (MOMENTS && !BACKWARD) {
-    row_moments<C> found(all, first, 1 / (C)length, lossless<T>::SQUARES);
+    row_moments<C> found(all, first, 1 / (C)length, lossless<T>::SQUARES, is_centered(a));
     if (found.lossy)
       found = gather_about(x, view, finite_guess(first + found.more), length,
                            (plain_sums<C, 2> *)of_warps);
@@ -183,7 +183,7 @@ __device__ inline void passes_gather_sums(const norm_args &a) {
                     about, [&](int64_t at) { return from.template take<VEC>(at); },
                     [&](int64_t at) { return from.template take<1>(at); }),
                 of_warps[0]);
-  row_moments<C> found(sums, about, 1 / (C)length, lossless<T>::SQUARES);
+  row_moments<C> found(sums, about, 1 / (C)length, lossless<T>::SQUARES, is_centered(a));
   if (found.lossy) { /* a thread reads what it has written itself */
     about = finite_guess(found.more);
     sums = sum_block(gather(
@@ -286,7 +286,7 @@ __device__ inline void passes_merge(const norm_args &a) {
     }
     const double squares = mine.v[1] + sum_lanes(apart, WARP).v[0];
     const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row);
-    const double guess = a.fused ? 0 : (double)guess_mean(x, a.elements.count);
+    const double guess = a.fused ? 0 : (double)guess_mean(x, a);
     const double mean = guess + apart_from_guess;
     __syncwarp();
     if (lane != 0) return;

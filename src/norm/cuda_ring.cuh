@@ -53,12 +53,12 @@ __device__ inline void ring_forward(const norm_args &a) {
   }
   pack<T, 1> end = {}, next_end = {};
   if (mine.column >= 0) end.v[0] = x_rows.first[mine.column];
-  C guess = MOMENTS ? guess_mean(x_rows.first, a.elements.count) : 0;
+  C guess = MOMENTS ? guess_mean(x_rows.first, a) : 0;
   int slot = 0, turn = 0;
   for (int row = 0; row < rows; row++) {
     C next_guess = 0; /* there before it is needed */
     if (row + 1 < rows) {
-      if (MOMENTS) next_guess = guess_mean(x_rows.at(row + 1), a.elements.count);
+      if (MOMENTS) next_guess = guess_mean(x_rows.at(row + 1), a);
       if (mine.column >= 0) next_end.v[0] = x_rows.at(row + 1)[mine.column];
     }
     wait_for_all_but<RING_FORWARD - 1>();
@@ -71,12 +71,7 @@ __device__ inline void ring_forward(const norm_args &a) {
     for (bool again = false;; again = true) {
       plain_sums<C, SUMS> sums;
       sums.clear();
-#pragma unroll
-      for (int i = 0; i < PACKS; i++) {
-        if (mine.has(i)) gather_forward<MOMENTS>(sums, x[i], guess);
-        stay_packed(x[i]);
-      }
-      if (mine.column >= 0) gather_forward<MOMENTS>(sums, end, guess);
+      gather_dealt<MOMENTS>(sums, mine, x, end, guess);
       sums = sum_block(sums, of_warps[turn]);
       turn ^= 1;
       if (find_scale<MOMENTS, T>(scale, sums, guess, again, a)) break;

@@ -315,17 +315,12 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
     scale = {};
     scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
   } else if constexpr (STATISTIC == OF_MOMENTS) {
-    const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
-    if (a.denominator != ONEPASS_BY_DEVIATION) {
-      if (sizeof(T) > 2 && found.lossy && !again && !is_finite(guess)) {
-        guess = 0;
-        return false;
-      }
-      const C mean = guess + found.more;
+    if (!is_centered(a)) {
       scale = {};
-      scale.scale = scale_of_squares(found.squares * one_over_n<C>(a) + mean * mean, a);
+      scale.scale = scale_of_squares(sums.v[1] * one_over_n<C>(a), a);
       return true;
     }
+    const row_moments<C> found(sums, guess, one_over_n<C>(a), lossless<T>::SQUARES);
     if (found.lossy && !again) {
       guess = finite_guess(rounded<T>(guess + found.more));
       return false;
@@ -384,7 +379,7 @@ __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums,
   } else if constexpr (STATISTIC == OF_MOMENTS) {
     row.mean = mean;
     row.rstd = rstd;
-    if (a.denominator != ONEPASS_BY_DEVIATION) {
+    if (!is_centered(a)) {
       row.by_z = -rstd * sums.v[1] * share_of_products(rstd, a);
       return row;
     }

@@ -136,7 +136,7 @@ struct stream : team_member<T, MOMENTS, BACKWARD, STREAM_WORKERS, ONEPASS_NORM_S
           /* The warp's own moments: its part of the row may be far from the guess. */
           if (memory.elements_of_warps[warp] == 0) break;
           const row_moments<C> found(sums, guess, memory.one_over_elements[warp],
-                                     lossless<T>::SQUARES);
+                                     lossless<T>::SQUARES, is_centered(a));
           if (found.lossy && !again) {
             guess = finite_guess(rounded<T>(guess + found.more));
             continue;

@@ -70,9 +70,9 @@ __device__ inline void strided_forward(const norm_args &a) {
     row_scale<C> scale;
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
-      C about = n ? finite_guess(at.template get_x<FUSED>(0)) : 0;
+      C about = n && is_centered(a) ? finite_guess(at.template get_x<FUSED>(0)) : 0;
       row_moments<C> found(sum_block(at.template deviations<FUSED>(about), of_deviations), about,
-                           1 / (C)n);
+                           1 / (C)n, 4, is_centered(a));
       if (found.lossy && n) {
         about = finite_guess(about + found.more);
         __syncthreads(); /* the first sums have been read */
@@ -176,8 +176,7 @@ __device__ inline void strided_offsets(const norm_args &a) {
     }
     mine = sum_block(mine, of_warps);
     /* Where no mean is subtracted it may be anything. */
-    const bool centered = a.denominator == ONEPASS_BY_DEVIATION;
-    if (threadIdx.x == 0) a.sums[row] = centered ? mine.v[0] * a.one_over_n : 0;
+    if (threadIdx.x == 0) a.sums[row] = is_centered(a) ? mine.v[0] * a.one_over_n : 0;
   }
 }
 

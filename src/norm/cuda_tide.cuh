@@ -143,7 +143,7 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
     const C one_over_elements = memory.one_over_elements[gatherer() / WARP];
     if (memory.elements_of_warps[gatherer() / WARP] == 0) return sums;
     sums = sum_lanes(sums, WARP);
-    row_moments<C> found(sums, guess, one_over_elements, lossless<T>::SQUARES);
+    row_moments<C> found(sums, guess, one_over_elements, lossless<T>::SQUARES, is_centered(a));
     C better = guess;
     if (found.lossy) {
       better = finite_guess(rounded<T>(guess + found.more));

@@ -56,8 +56,10 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 
 /* The mean of the row's first pack, which its first lane has. */
 template <class T, class C, int VEC>
-__device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w) {
-  if (sizeof(T) == 2) return 0; /* as guess_mean */
+__device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w,
+                                  const norm_args &a) {
+  if (sizeof(T) == 2) return 0;              /* as guess_mean */
+  if (VEC == 1 && !is_centered(a)) return 0; /* packs of them have kernels for squares */
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
@@ -96,7 +98,7 @@ __device__ inline void warps_forward(const norm_args &a) {
   }
   C guess[ROWS] = {0};
 #pragma unroll
-  for (int r = 0; r < ROWS && MOMENTS; r++) guess[r] = guess_of_team<T, C, VEC>(x[r][0], w);
+  for (int r = 0; r < ROWS && MOMENTS; r++) guess[r] = guess_of_team<T, C, VEC>(x[r][0], w, a);
   row_scale<C> scale[ROWS];
 #pragma unroll 1
   for (bool again = false;; again = true) {

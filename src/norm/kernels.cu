@@ -89,7 +89,11 @@ struct packs {
   KERNEL_AT(blocks_early_threads(VECTOR), VECTOR == 2 ? 2 : 6, op##_blocks_forward##suffix,        \
             (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                   \
              MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                        \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_late##suffix,            \
+  KERNEL_AT(BLOCKS_MOST_THREADS,                                                                   \
+            VECTOR == 2   ? 1                                                                      \
+            : VECTOR == 4 ? 3                                                                      \
+                          : 2,                                                                     \
+            op##_blocks_forward_late##suffix,                                                      \
             (blocks_forward<element, W, MOMENTS, BLOCKS_PACKS, false>(args)))                      \
   KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long##suffix,                              \
             (blocks_forward<element, W, MOMENTS, BLOCKS_MANY_PACKS,                                \

@@ -113,12 +113,11 @@ static void expect_gpu_as_infinite(const gpu_call *g, call *host, const call *re
   }
 }
 
-/* The first element of a row, from which its mean is guessed, and one of another row, or of the same. Not rms_norm and
- * l2_norm: docs/numerics.md says what kernels that find a mean for them make of Inf. */
+/* The first element of a row, from which its mean is guessed, and one of another row, or of the same. */
 static void expect_infinite_rows_right(onepass_dtype dtype) {
-  const enum kind kinds[] = {L1_FORWARD, LAYER_FORWARD};
+  const enum kind kinds[] = {L1_FORWARD, LAYER_FORWARD, RMS_FORWARD, L2_FORWARD};
   for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 4; k++) {
       call *host = call_new(kinds[k], dtype, problems[p].ndim, problems[p].shape, problems[p].axis);
       array_set(host->role[X], 0, (double)INFINITY);
       array_set(host->role[X], host->role[X]->count / 2, -(double)INFINITY);
