@@ -130,12 +130,14 @@ static uint16_t half_from(double value) {
   return sign | (uint16_t)((exponent + 14) << 10) | (uint16_t)((fraction * 2 - 1) * 1024);
 }
 
+/* As a float whose exponent is too small by what the types' biases differ. */
 static double half_to(uint16_t bits) {
-  int exponent = bits >> 10 & 31;
-  double fraction = bits & 1023;
-  double size = exponent == 31  ? (fraction != 0 ? (double)NAN : (double)INFINITY)
-                : exponent == 0 ? ldexp(fraction, -24)
-                                : ldexp(1024 + fraction, exponent - 25);
+  const uint32_t wide = (uint32_t)(bits & 0x7fff) << 13;
+  float scaled;
+  memcpy(&scaled, &wide, 4);
+  const double size = (bits & 0x7c00) != 0x7c00 ? (double)scaled * 0x1p112
+                      : bits & 0x3ff            ? (double)NAN
+                                                : (double)INFINITY;
   return bits & 0x8000 ? -size : size;
 }
 
@@ -206,13 +208,25 @@ void array_copy_values(array *to, const array *from) {
   for (int64_t i = 0; i < to->count; i++) array_set(to, i, array_get(from, i));
 }
 
+static int is_pattern(const unsigned char *bytes, size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    if (bytes[k] != PATTERN) return 0;
+  }
+  return 1;
+}
+
+/* What is no element's: around them, and between them where they are strided. */
 int array_guards_hold(const array *a) {
+  const size_t size = (size_t)dtype_size(a->tensor.dtype);
+  if (a->compact) {
+    const size_t begin = a->tensor.byte_offset, end = begin + (size_t)a->count * size;
+    return is_pattern(a->block, begin) && is_pattern(a->block + end, a->block_size - end);
+  }
   unsigned char *element_bytes = calloc(a->block_size, 1);
   int holds = 1;
   if (element_bytes == NULL) exit(2);
-  for (int64_t i = 0; i < a->count; i++) {
-    memset(element_bytes + (element(a, i) - a->block), 1, (size_t)dtype_size(a->tensor.dtype));
-  }
+  for (int64_t i = 0; i < a->count; i++)
+    memset(element_bytes + (element(a, i) - a->block), 1, size);
   for (size_t k = 0; k < a->block_size; k++) {
     if (!element_bytes[k] && a->block[k] != PATTERN) holds = 0;
   }
@@ -220,12 +234,7 @@ int array_guards_hold(const array *a) {
   return holds;
 }
 
-int array_untouched(const array *a) {
-  for (size_t k = 0; k < a->block_size; k++) {
-    if (a->block[k] != PATTERN) return 0;
-  }
-  return 1;
-}
+int array_untouched(const array *a) { return is_pattern(a->block, a->block_size); }
 
 void array_repaint(array *a) { memset(a->block, PATTERN, a->block_size); }
 

@@ -148,7 +148,10 @@ call *call_new_as(const call_form *form) {
 
 void call_free(call *c) {
   if (c == NULL) return;
-  for (int r = 0; r < ROLES; r++) array_free(c->role[r]);
+  for (int r = 0; r < ROLES; r++) {
+    array_free(c->role[r]);
+    array_free(c->terms[r]);
+  }
   free(c);
 }
 
@@ -258,25 +261,6 @@ onepass_status call_helper(const call *c) {
   }
 }
 
-call *call_reference(const call *c) {
-  call *reference = calloc(1, sizeof *reference);
-  if (reference == NULL) exit(2);
-  *reference = *c;
-  reference->options = (onepass_options){.reference = 1};
-  for (int r = 0; r < ROLES; r++) {
-    const array *a = c->role[r];
-    if (a == NULL) continue;
-    reference->role[r] = role_is_output(c->kind, (enum role)r)
-                             ? array_new(ONEPASS_F64, a->tensor.ndim, a->shape)
-                             : array_compact(a, a->tensor.dtype);
-  }
-  if (call_run(reference) != ONEPASS_OK) {
-    fprintf(stderr, "%s: the reference failed: %s\n", kind_name[c->kind], onepass_last_message());
-    exit(2);
-  }
-  return reference;
-}
-
 /* The largest finite value. */
 static double largest(const array *a) {
   double size = 0;
@@ -373,6 +357,30 @@ static array *scale_of_terms(const call *reference, enum role role) {
   return scale;
 }
 
+call *call_reference(const call *c) {
+  call *reference = calloc(1, sizeof *reference);
+  if (reference == NULL) exit(2);
+  *reference = *c;
+  memset(reference->terms, 0, sizeof reference->terms);
+  reference->options = (onepass_options){.reference = 1};
+  for (int r = 0; r < ROLES; r++) {
+    const array *a = c->role[r];
+    if (a == NULL) continue;
+    reference->role[r] = role_is_output(c->kind, (enum role)r)
+                             ? array_new(ONEPASS_F64, a->tensor.ndim, a->shape)
+                             : array_compact(a, a->tensor.dtype);
+  }
+  if (call_run(reference) != ONEPASS_OK) {
+    fprintf(stderr, "%s: the reference failed: %s\n", kind_name[c->kind], onepass_last_message());
+    exit(2);
+  }
+  for (int r = 0; r < ROLES; r++) {
+    if (reference->role[r] && role_is_output(c->kind, (enum role)r))
+      reference->terms[r] = scale_of_terms(reference, (enum role)r);
+  }
+  return reference;
+}
+
 /* The reference adds up in the plain order, in double: an error like a random walk's. It shows only
  * where the results are doubles themselves. */
 static double error_of_reference(const call *reference) {
@@ -390,16 +398,14 @@ double call_distance(const call *c, const call *reference) {
     onepass_dtype dtype = a->tensor.dtype;
     double arithmetic = 16 * dtype_unit(dtype_of_stats(dtype)) + error_of_reference(reference);
     double smallest = dtype.bits == 16 && dtype.code == 2 ? ldexp(1, -25) : 1e-300;
-    array *scale = scale_of_terms(reference, (enum role)r);
     for (int64_t i = 0; i < a->count; i++) {
       double actual = array_get(a, i), wanted = array_get(reference->role[r], i);
       if ((isnan(actual) && isnan(wanted)) || actual == wanted) continue;
-      double bound =
-          arithmetic * array_get(scale, i) + smallest + 1.01 * dtype_unit(dtype) * fabs(wanted);
+      double bound = arithmetic * array_get(reference->terms[r], i) + smallest +
+                     1.01 * dtype_unit(dtype) * fabs(wanted);
       double distance = fabs(actual - wanted) / bound;
       if (!(distance <= worst)) worst = isnan(distance) ? (double)INFINITY : distance;
     }
-    array_free(scale);
   }
   return worst;
 }

@@ -53,7 +53,8 @@ typedef struct call {
   onepass_norm norm; /* one of the two is used */
   onepass_pool pool;
   onepass_options options;
-  array *role[ROLES]; /* NULL where the call does not use one */
+  array *role[ROLES];  /* NULL where the call does not use one */
+  array *terms[ROLES]; /* of a reference's outputs: how large the numbers were that make them up */
 } call;
 
 /* Makes the array for one role; array_new where the layout does not matter. */
