@@ -50,6 +50,11 @@ execute_process(COMMAND ${ONEPASS_NVCC} --help OUTPUT_VARIABLE onepass_nvcc_help
 if(onepass_nvcc_help MATCHES "compress-mode")
   list(APPEND onepass_nvcc_flags -compress-mode=size)
 endif()
+# One capability beside the other, where there are processors for it.
+cmake_host_system_information(RESULT onepass_processors QUERY NUMBER_OF_LOGICAL_CORES)
+if(onepass_processors GREATER_EQUAL 8 AND onepass_nvcc_help MATCHES "--threads")
+  list(APPEND onepass_nvcc_flags --threads=4)
+endif()
 # Registers are counted out for nvcc 13; earlier ones run out of them in a few kernels.
 set(onepass_may_spill OFF)
 execute_process(COMMAND ${ONEPASS_NVCC} --version OUTPUT_VARIABLE onepass_nvcc_version)

@@ -17,13 +17,15 @@ enum {
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8, /* of rows that fill a multiprocessor */
   WIDE_MOST_THREADS = 1024,
-  PHASED_MOST_THREADS = 256,
   SHIFT_BLOCK = 256 /* cuda.c knows it, too */
 };
 
 /* Blocks of up to so many threads ask for weights together with the row; in larger ones they would take the
  * registers of another block. */
 __host__ __device__ constexpr int blocks_early_threads(int vec) { return vec == 2 ? 256 : 128; }
+
+/* Of rows that start anywhere. */
+__host__ __device__ constexpr int phased_threads(int vec) { return vec == 8 ? 256 : 512; }
 
 /* Of a thread's packs, those that wait in its registers. */
 __host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5; }
@@ -149,13 +151,13 @@ __device__ inline void make_shifted_copies(const norm_args &a) {
 }
 
 /* A block has a row. The kernel before this one has made copies of the weights, if there are any, and has waited for
- * what x waits for. Halves only. */
+ * what x waits for. */
 template <class T, class W, int STATISTIC>
 __device__ inline void phased_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const bool MOMENTS = STATISTIC == OF_MOMENTS, WEIGHTS = STATISTIC != OF_MAGNITUDES;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD, PACKS = BLOCKS_PACKS;
-  __shared__ plain_sums<C, SUMS> of_warps[2][PHASED_MOST_THREADS / WARP];
+  __shared__ plain_sums<C, SUMS> of_warps[2][phased_threads(VEC) / WARP];
   if (!a.copy_length) await_turn();
   const T *x = row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, blockIdx.x);
   const slice_span<T> span = slice_span<T>::from_whole_pack(x, (int)a.elements.count);
@@ -173,9 +175,9 @@ __device__ inline void phased_forward(const norm_args &a) {
     if (WEIGHTS) end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
     if (MOMENTS) end_bias = aligned_weights<W, 1>(a.at.bias, mine.column, 0);
   }
+  C guess = MOMENTS ? guess_mean(x, a) : 0;
   if (a.copy_length) await_turn();
   let_next_begin((unsigned)a.few_blocks);
-  C guess = 0;
   row_scale<C> scale;
   about_guess<T>(guess, [&](C about, int again) {
     plain_sums<C, SUMS> sums;

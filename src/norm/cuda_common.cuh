@@ -268,14 +268,16 @@ __device__ inline C finite_guess(C guess) {
 }
 
 /* A number near the mean of the row, for most rows: the mean of its first elements, rounded to T. The mean
- * of halves cannot be as far from 0, measured by their deviation, unless most of them are alike: 0 does. */
+ * of halves cannot be as far from 0, measured by their deviation, unless most of them are alike: 0 does. The elements
+ * are always loaded: not to, where no mean is subtracted, would be a branch to wait in. */
 template <class T>
 __device__ inline typename sums_of<T>::type guess_mean(const T *row, const norm_args &a) {
-  if (sizeof(T) == 2 || !is_centered(a)) return 0;
+  if (sizeof(T) == 2) return 0;
   typename sums_of<T>::type sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) sum += widen(row[i < a.elements.count ? i : 0]);
-  return finite_guess(widen(narrow_to<T>::from(sum / 4)));
+  const typename sums_of<T>::type guess = finite_guess(widen(narrow_to<T>::from(sum / 4)));
+  return is_centered(a) ? guess : 0;
 }
 
 /* ---- What is done with them ------------------------------------------------------------------ */

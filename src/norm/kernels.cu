@@ -30,9 +30,9 @@ enum { VECTOR = vector_of<element>::count, COLUMNS_VECTOR = VECTOR < 4 ? VECTOR 
 
 /* Of x and dy together more would leave too few rows in the shared memory of GPUs before 9.0. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-enum { STREAM_FLOATS_BACKWARD = 2 };
+enum { STREAM_FLOATS_BACKWARD = 2, PHASED_FLOATS_BLOCKS = 2 /* or it spills */ };
 #else
-enum { STREAM_FLOATS_BACKWARD = 4 };
+enum { STREAM_FLOATS_BACKWARD = 4, PHASED_FLOATS_BLOCKS = 3 };
 #endif
 
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
@@ -209,16 +209,21 @@ KERNEL(256, moments_warps_forward_scalar_8_fused,
 FUSED_KERNELS(moments, _f32, float, OF_MOMENTS)
 WARPS_KERNELS(moments_warps, _f32, float, true)
 BLOCKS_KERNELS(moments, _f32, float, true)
+#endif
 
-/* Rows that start anywhere: floats come as fast in a ring. */
-#define PHASED_KERNEL(name, W, STATISTIC)                         \
-  PLAIN_KERNEL(PHASED_MOST_THREADS, sizeof(W) == 2 ? 5 : 4, name, \
+/* Rows that start anywhere. Of doubles a ring moves them as fast. */
+#ifndef ONEPASS_ELEMENT_f64
+#define PHASED_BLOCKS(W) (VECTOR == 4 ? PHASED_FLOATS_BLOCKS : sizeof(W) == 2 ? 5 : 4)
+#define PHASED_KERNEL(name, W, STATISTIC)                      \
+  PLAIN_KERNEL(phased_threads(VECTOR), PHASED_BLOCKS(W), name, \
                (phased_forward<element, W, STATISTIC>(args)))
 PHASED_KERNEL(abs_phased_forward, element, OF_MAGNITUDES)
 PHASED_KERNEL(squares_phased_forward, element, OF_SQUARES)
 PHASED_KERNEL(moments_phased_forward, element, OF_MOMENTS)
-PHASED_KERNEL(moments_phased_forward_f32, float, OF_MOMENTS)
 KERNEL(SHIFT_BLOCK, moments_shift_weights, (make_shifted_copies<element, element>(args)))
+#endif
+#ifdef ONEPASS_IS_HALF
+PHASED_KERNEL(moments_phased_forward_f32, float, OF_MOMENTS)
 KERNEL(SHIFT_BLOCK, moments_shift_weights_f32, (make_shifted_copies<element, float>(args)))
 #endif
 

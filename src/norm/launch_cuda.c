@@ -21,7 +21,6 @@ enum {
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
   PHASED_LEAST = 1 << 17, /* bytes of rows that are worth copies of weights, by another launch */
-  PHASED_MOST_THREADS = 256,
   WIDE_MOST_THREADS = 1024,
   RING_MOST_THREADS = 512,
   RING_FEW_THREADS = 384,
@@ -254,11 +253,12 @@ static bool fit_wide_blocks(choice *c, int64_t packs) {
   return (int64_t)l->shared <= c->device->shared_block - 2048;
 }
 
-/* In registers, rows of halves that start anywhere. Places count from the sector that has the first whole pack. */
+/* In registers, rows that start anywhere. Places count from the sector that has the first whole pack. */
 static bool fit_phased_blocks(choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t packs = c->n / c->vec + SECTOR / 16 - 1;
-  if (c->size != 2 || packs > BLOCKS_PACKS * PHASED_MOST_THREADS) return false;
+  const int64_t threads = c->size == 2 ? 256 : 512; /* phased_threads in cuda_blocks.cuh */
+  if (c->size == 8 || packs > BLOCKS_PACKS * threads) return false;
   l->packs = BLOCKS_PACKS;
   l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
   if (c->weights == 0) return true;

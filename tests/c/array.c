@@ -116,6 +116,15 @@ static double to_digits(double value, int digits, int smallest) {
   if (value == 0 || !isfinite(value)) return value;
   frexp(value, &exponent);
   exponent -= digits;
+  if (exponent >= smallest && exponent > -900) { /* the same by its bits, as most values are */
+    const int dropped = 53 - digits;
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    bits += (UINT64_C(1) << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    bits = bits >> dropped << dropped;
+    memcpy(&value, &bits, 8);
+    return value;
+  }
   return to_multiple(value, exponent < smallest ? smallest : exponent);
 }
 

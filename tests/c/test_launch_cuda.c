@@ -90,12 +90,12 @@ static bool rows_are_in_phase(const norm_trial *t, int64_t blocks) {
          blocks * x->stride[1] * t->size % 32 == 0;
 }
 
-/* Rows of halves that start anywhere, and copies of their weights. */
+/* Rows that start anywhere, and copies of their weights. */
 static void expect_phased(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const int64_t size = onepass_type_size(t->plan.problem.norm.weight_type);
   const bool weight = has(t, ONEPASS_ROLE_WEIGHT), bias = has(t, ONEPASS_ROLE_BIAS);
-  NORM(t->size == 2 && l->packs == 4 && l->block <= 256 && l->shared == 0);
+  NORM(t->size <= 4 && l->packs == 4 && l->block <= (t->size == 2 ? 256 : 512) && l->shared == 0);
   /* Packs that are all the row's, behind one that is in the same 32 bytes as the first of them. */
   NORM(l->block * l->packs >= t->of.n / t->vec + 1);
   NORM(l->launches == 1 + (weight || bias));
