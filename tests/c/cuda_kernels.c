@@ -60,11 +60,11 @@ static void expect_described(const onepass_plan *plan, const gpu_call *g, int ke
   runs[kernel]++;
 }
 
-static void expect_every_kernel_right(const call_form *form) {
-  call *host = call_new_as(form);
+/* Takes the call, and frees it. */
+static void try_every_kernel(call *host, void (*expect)(const gpu_call *, call *, const call *)) {
   call *reference = call_reference(host);
   gpu_call *g = gpu_call_new(host);
-  gpu_try_every_kernel(g, host, reference, expect_described, expect_gpu_right);
+  gpu_try_every_kernel(g, host, reference, expect_described, expect);
   gpu_call_free(g);
   call_free(reference);
   call_free(host);
@@ -75,7 +75,7 @@ static void expect_right_at_any_address(call_form form) {
   for (int off = 0; off < 2; off++) {
     for (int r = 0; r < ROLES; r++) form.shift[r] = off;
     form.weight_dtype = off && dtype_size(form.dtype) == 2 ? ONEPASS_F32 : form.dtype;
-    expect_every_kernel_right(&form);
+    try_every_kernel(call_new_as(&form), expect_gpu_right);
   }
 }
 
@@ -121,12 +121,7 @@ static void expect_infinite_rows_right(onepass_dtype dtype) {
       call *host = call_new(kinds[k], dtype, problems[p].ndim, problems[p].shape, problems[p].axis);
       array_set(host->role[X], 0, (double)INFINITY);
       array_set(host->role[X], host->role[X]->count / 2, -(double)INFINITY);
-      call *reference = call_reference(host);
-      gpu_call *g = gpu_call_new(host);
-      gpu_try_every_kernel(g, host, reference, expect_described, expect_gpu_as_infinite);
-      gpu_call_free(g);
-      call_free(reference);
-      call_free(host);
+      try_every_kernel(host, expect_gpu_as_infinite);
     }
   }
 }
