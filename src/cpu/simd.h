@@ -32,7 +32,7 @@
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define NEVER_INLINE  static __attribute__((noinline))
+#define NEVER_INLINE  static __attribute__((noinline, unused))
 #define UNROLL        _Pragma("GCC unroll 32")
 #define UNROLL_4      _Pragma("GCC unroll 4")
 
@@ -60,15 +60,21 @@ ALWAYS_INLINE f64v all_f64(double value) { return value - (f64v){0}; }
 static const int32_t lane_numbers_f32[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const int64_t lane_numbers_f64[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-ALWAYS_INLINE f32v only_f32(f32v v, int64_t from, int64_t to) {
+ALWAYS_INLINE i32v lanes_between_f32(int64_t from, int64_t to) { /* all bits of those are set */
   i32v lanes;
   memcpy(&lanes, lane_numbers_f32, sizeof lanes);
-  return (f32v)((i32v)v & (lanes >= (int32_t)from) & (lanes < (int32_t)to));
+  return (lanes >= (int32_t)from) & (lanes < (int32_t)to);
 }
-ALWAYS_INLINE f64v only_f64(f64v v, int64_t from, int64_t to) {
+ALWAYS_INLINE i64v lanes_between_f64(int64_t from, int64_t to) {
   i64v lanes;
   memcpy(&lanes, lane_numbers_f64, sizeof lanes);
-  return (f64v)((i64v)v & (lanes >= from) & (lanes < to));
+  return (lanes >= from) & (lanes < to);
+}
+ALWAYS_INLINE f32v only_f32(f32v v, int64_t from, int64_t to) {
+  return (f32v)((i32v)v & lanes_between_f32(from, to));
+}
+ALWAYS_INLINE f64v only_f64(f64v v, int64_t from, int64_t to) {
+  return (f64v)((i64v)v & lanes_between_f64(from, to));
 }
 
 /* ---- Lanes n.. of a and then of b: what is n elements further on, n at most a vector --------- */
@@ -275,15 +281,19 @@ ALWAYS_INLINE u16v narrow(u32v v) { /* every lane is below 2^16 */
 #endif
 }
 
-ALWAYS_INLINE f32v load_bf16(const uint16_t *p) {
-  return (f32v)(widen(*(const u16v_any *)p) << 16);
-}
+ALWAYS_INLINE f32v widen_bf16(u16v v) { return (f32v)(widen(v) << 16); }
 
-#if !defined(__AVX2__) && !defined(__ARM_NEON)
+#if defined(__AVX512F__)
+ALWAYS_INLINE f32v widen_f16(u16v v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
+#elif defined(__AVX2__)
+ALWAYS_INLINE f32v widen_f16(u16v v) { return (f32v)_mm256_cvtph_ps((__m128i)v); }
+#elif defined(__ARM_NEON)
+ALWAYS_INLINE f32v widen_f16(u16v v) { return (f32v)vcvt_f32_f16((float16x4_t)v); }
+#else
 /* Lane by lane in integers: far too long to stand in every loop. */
-NEVER_INLINE f32v widen_f16(const uint16_t *p) {
+NEVER_INLINE f32v widen_f16(u16v half) {
   f32v v;
-  for (int lane = 0; lane < LANES_F32; lane++) v[lane] = onepass_float_from_f16(p[lane]);
+  for (int lane = 0; lane < LANES_F32; lane++) v[lane] = onepass_float_from_f16(half[lane]);
   return v;
 }
 NEVER_INLINE u16v narrow_f16(f32v v) {
@@ -293,17 +303,8 @@ NEVER_INLINE u16v narrow_f16(f32v v) {
 }
 #endif
 
-ALWAYS_INLINE f32v load_f16(const uint16_t *p) {
-#if defined(__AVX512F__)
-  return (f32v)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__AVX2__)
-  return (f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-#elif defined(__ARM_NEON)
-  return (f32v)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-#else
-  return widen_f16(p);
-#endif
-}
+ALWAYS_INLINE f32v load_bf16(const uint16_t *p) { return widen_bf16(*(const u16v_any *)p); }
+ALWAYS_INLINE f32v load_f16(const uint16_t *p) { return widen_f16(*(const u16v_any *)p); }
 
 /* ---- Rounding to the half types -------------------------------------------------------------- */
 
@@ -393,23 +394,77 @@ ALWAYS_INLINE void store_f16(uint16_t *p, f32v v, bool stream) {
   }
 }
 
-/* ---- Lanes from..to only, to p[from..to]: from the register, as loading parts of a vector that was
- * just stored may have to wait until that has left for memory --------------------------------- */
+/* ---- Parts of vectors: the first n elements at p, fewer than a vector, and then zeros; lanes from..to, to p[from..to].
+ * In registers, as loading what was just stored in parts, or parts of what was just stored, may have to wait until
+ * that has left for memory. Lane by lane, where there are no masks, they are too long to stand in every loop. ----- */
 
-ALWAYS_INLINE void store_lanes_f32(float *p, f32v v, int64_t from, int64_t to) {
-  UNROLL for (int lane = 0; lane < LANES_F32; lane++) {
-    if (lane >= from && lane < to) p[lane] = v[lane];
+#define DEFINE_LOAD_PART(name, vector, lanes, type)       \
+  NEVER_INLINE vector name(const type *p, int64_t n) {    \
+    vector v = {0};                                       \
+    UNROLL for (int lane = 0; lane + 1 < lanes; lane++) { \
+      if (lane < n) v[lane] = p[lane];                    \
+    }                                                     \
+    return v;                                             \
   }
+#define DEFINE_STORE_LANES(name, vector, lanes, type)                   \
+  NEVER_INLINE void name(type *p, vector v, int64_t from, int64_t to) { \
+    UNROLL for (int lane = 0; lane < lanes; lane++) {                   \
+      if (lane >= from && lane < to) p[lane] = v[lane];                 \
+    }                                                                   \
+  }
+
+#if defined(__AVX512F__)
+ALWAYS_INLINE uint32_t lanes_between(int64_t from, int64_t to) { return (1u << to) - (1u << from); }
+
+ALWAYS_INLINE f32v load_part_f32(const float *p, int64_t n) {
+  return (f32v)_mm512_maskz_loadu_ps((__mmask16)lanes_between(0, n), p);
+}
+ALWAYS_INLINE f64v load_part_f64(const double *p, int64_t n) {
+  return (f64v)_mm512_maskz_loadu_pd((__mmask8)lanes_between(0, n), p);
+}
+ALWAYS_INLINE u16v load_part_u16(const uint16_t *p, int64_t n) {
+  return (u16v)_mm256_maskz_loadu_epi16((__mmask16)lanes_between(0, n), p);
+}
+ALWAYS_INLINE void store_lanes_f32(float *p, f32v v, int64_t from, int64_t to) {
+  _mm512_mask_storeu_ps(p, (__mmask16)lanes_between(from, to), (__m512)v);
 }
 ALWAYS_INLINE void store_lanes_f64(double *p, f64v v, int64_t from, int64_t to) {
-  UNROLL for (int lane = 0; lane < LANES_F64; lane++) {
-    if (lane >= from && lane < to) p[lane] = v[lane];
-  }
+  _mm512_mask_storeu_pd(p, (__mmask8)lanes_between(from, to), (__m512d)v);
 }
 ALWAYS_INLINE void store_lanes_u16(uint16_t *p, u16v v, int64_t from, int64_t to) {
-  UNROLL for (int lane = 0; lane < LANES_F32; lane++) {
-    if (lane >= from && lane < to) p[lane] = v[lane];
-  }
+  _mm256_mask_storeu_epi16(p, (__mmask16)lanes_between(from, to), (__m256i)v);
+}
+#elif defined(__AVX2__)
+ALWAYS_INLINE f32v load_part_f32(const float *p, int64_t n) {
+  return (f32v)_mm256_maskload_ps(p, (__m256i)lanes_between_f32(0, n));
+}
+ALWAYS_INLINE f64v load_part_f64(const double *p, int64_t n) {
+  return (f64v)_mm256_maskload_pd(p, (__m256i)lanes_between_f64(0, n));
+}
+ALWAYS_INLINE void store_lanes_f32(float *p, f32v v, int64_t from, int64_t to) {
+  _mm256_maskstore_ps(p, (__m256i)lanes_between_f32(from, to), (__m256)v);
+}
+ALWAYS_INLINE void store_lanes_f64(double *p, f64v v, int64_t from, int64_t to) {
+  _mm256_maskstore_pd(p, (__m256i)lanes_between_f64(from, to), (__m256d)v);
+}
+DEFINE_LOAD_PART(load_part_u16, u16v, LANES_F32, uint16_t)
+DEFINE_STORE_LANES(store_lanes_u16, u16v, LANES_F32, uint16_t)
+#else
+DEFINE_LOAD_PART(load_part_f32, f32v, LANES_F32, float)
+DEFINE_LOAD_PART(load_part_f64, f64v, LANES_F64, double)
+DEFINE_LOAD_PART(load_part_u16, u16v, LANES_F32, uint16_t)
+DEFINE_STORE_LANES(store_lanes_f32, f32v, LANES_F32, float)
+DEFINE_STORE_LANES(store_lanes_f64, f64v, LANES_F64, double)
+DEFINE_STORE_LANES(store_lanes_u16, u16v, LANES_F32, uint16_t)
+#endif
+#undef DEFINE_LOAD_PART
+#undef DEFINE_STORE_LANES
+
+ALWAYS_INLINE f32v load_part_bf16(const uint16_t *p, int64_t n) {
+  return widen_bf16(load_part_u16(p, n));
+}
+ALWAYS_INLINE f32v load_part_f16(const uint16_t *p, int64_t n) {
+  return widen_f16(load_part_u16(p, n));
 }
 ALWAYS_INLINE void store_lanes_bf16(uint16_t *p, f32v v, int64_t from, int64_t to) {
   store_lanes_u16(p, round_bf16(v), from, to);

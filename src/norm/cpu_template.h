@@ -10,6 +10,9 @@
 #define W            JOIN2(lanes_, SUMS)
 #define LOAD         JOIN2(load_, ELEMENT)
 #define LOADC        JOIN2(load_, SUMS)
+#define LOAD_PART    JOIN2(load_part_, ELEMENT)
+#define LOAD_PARTW   JOIN2(load_part_, WEIGHTS)
+#define LOAD_PARTC   JOIN2(load_part_, SUMS)
 #define STORE        JOIN2(store_, ELEMENT)
 #define LOADW        JOIN2(load_, WEIGHTS)
 #define LOADS        JOIN2(loads_, ELEMENT)
@@ -66,21 +69,16 @@ ALWAYS_INLINE int64_t NAME(to_alignment)(const T *p) {
   return (int64_t)((LINE - (uintptr_t)p % LINE) % LINE / sizeof(T));
 }
 
-/* The vector at p + `at` of n elements. If those are fewer than a vector: they, and then zeros, put
- * together in registers, as a load of what was just stored in parts would wait for the stores. */
-#define DEFINE_LOAD_OF(name, type, load, get)                        \
-  ALWAYS_INLINE V NAME(name)(const type *p, int64_t at, int64_t n) { \
-    if (n >= W) return load(p + at);                                 \
-    V v = {0};                                                       \
-    UNROLL for (int lane = 0; lane < W; lane++) {                    \
-      if (lane < n) v[lane] = get(p + lane);                         \
-    }                                                                \
-    return v;                                                        \
-  }
-DEFINE_LOAD_OF(load_of, T, LOAD, GET)
-DEFINE_LOAD_OF(load_weights_of, WT, LOADW, GETW)
-DEFINE_LOAD_OF(load_sums_of, C, LOADC, GETC)
-#undef DEFINE_LOAD_OF
+/* The vector at p + `at` of n elements; if those are fewer than a vector: they, and then zeros. */
+ALWAYS_INLINE V NAME(load_of)(const T *p, int64_t at, int64_t n) {
+  return n >= W ? LOAD(p + at) : LOAD_PART(p, n);
+}
+ALWAYS_INLINE V NAME(load_weights_of)(const WT *p, int64_t at, int64_t n) {
+  return n >= W ? LOADW(p + at) : LOAD_PARTW(p, n);
+}
+ALWAYS_INLINE V NAME(load_sums_of)(const C *p, int64_t at, int64_t n) {
+  return n >= W ? LOADC(p + at) : LOAD_PARTC(p, n);
+}
 
 /* Where the last vector of n elements begins. */
 ALWAYS_INLINE int64_t NAME(last_vector)(int64_t n) { return n >= W ? n - W : 0; }
@@ -138,6 +136,9 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef W
 #undef LOAD
 #undef LOADC
+#undef LOAD_PART
+#undef LOAD_PARTW
+#undef LOAD_PARTC
 #undef STORE
 #undef LOADW
 #undef LOADS
