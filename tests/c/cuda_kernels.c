@@ -12,12 +12,16 @@
 
 #include "gpu.h"
 
-/* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. */
+/* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. The first ones are not
+ * so small, and a part of their own. */
+enum { LARGE = 2 };
 static const struct {
   int ndim;
   int64_t shape[3];
   int axis;
-} problems[] = {{2, {3, 1}, 1},
+} problems[] = {{2, {280, 4100}, 1} /* rows in turn */,
+                {2, {2, 600000}, 1},
+                {2, {3, 1}, 1},
                 {2, {5, 7}, 1},
                 {2, {3, 33}, 1},
                 {2, {4, 128}, 1},
@@ -34,14 +38,13 @@ static const struct {
                 {3, {3, 4, 65}, -1},
                 {2, {2, 8192}, 1},
                 {2, {2, 16384}, 1},
-                {2, {280, 4100}, 1} /* rows in turn */,
-                {2, {2, 600000}, 1},
                 {2, {3, 100000}, 1},
                 /* Across: in registers alone, in shared memory, too, and read twice. */
                 {2, {7, 9000}, 0},
                 {3, {3, 150, 500}, 1},
                 {3, {6, 700, 64}, 1},
                 {2, {9000, 12}, 0}};
+enum { PROBLEMS = sizeof problems / sizeof *problems };
 
 static const int64_t windows[][3] = {{3, 2, 1}, {8, 1, 4}, {2, 2, 0}, {5, 7, 2}, {40, 1, 20},
                                      {1, 1, 0}, {6, 2, 0}, {9, 2, 4}, {4, 3, 1}};
@@ -79,8 +82,9 @@ static void expect_right_at_any_address(call_form form) {
   }
 }
 
-static void expect_norms_right(onepass_dtype dtype) {
-  for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
+/* Problems `begin` to `end`. */
+static void expect_problems_right(onepass_dtype dtype, int begin, int end) {
+  for (int p = begin; p < end; p++) {
     for (int k = L1_FORWARD; k < ALL_KINDS; k++) {
       if (k == POOL_FORWARD || k == POOL_BACKWARD) continue;
       expect_right_at_any_address((call_form){.kind = (enum kind)k,
@@ -92,10 +96,17 @@ static void expect_norms_right(onepass_dtype dtype) {
   }
 }
 
-/* Inf, -Inf, NaN or another number where the reference has such a one. */
+static void expect_norms_right(onepass_dtype dtype) {
+  expect_problems_right(dtype, LARGE, PROBLEMS);
+}
+static void expect_large_norms_right(onepass_dtype dtype) {
+  expect_problems_right(dtype, 0, LARGE);
+}
+
+/* Inf, -Inf, NaN, 0 or another number where the reference has such a one. */
 static int is_such_a_number(double actual, double wanted) {
   if (isnan(wanted)) return isnan(actual);
-  return isinf(wanted) ? actual == wanted : isfinite(actual);
+  return isinf(wanted) || wanted == 0 ? actual == wanted : isfinite(actual);
 }
 
 static void expect_gpu_as_infinite(const gpu_call *g, call *host, const call *reference) {
@@ -116,7 +127,7 @@ static void expect_gpu_as_infinite(const gpu_call *g, call *host, const call *re
 /* The first element of a row, from which its mean is guessed, and one of another row, or of the same. */
 static void expect_infinite_rows_right(onepass_dtype dtype) {
   const enum kind kinds[] = {L1_FORWARD, LAYER_FORWARD, RMS_FORWARD, L2_FORWARD};
-  for (size_t p = 0; p < sizeof problems / sizeof *problems; p++) {
+  for (int p = 0; p < PROBLEMS; p++) {
     for (int k = 0; k < 4; k++) {
       call *host = call_new(kinds[k], dtype, problems[p].ndim, problems[p].shape, problems[p].axis);
       array_set(host->role[X], 0, (double)INFINITY);
@@ -221,6 +232,7 @@ static const struct {
   const char *name;
   void (*expect)(onepass_dtype dtype);
 } parts[] = {{"norms", expect_norms_right},
+             {"large", expect_large_norms_right},
              {"infinite", expect_infinite_rows_right},
              {"long", expect_long_rows_right},
              {"pools", expect_pools_right},
