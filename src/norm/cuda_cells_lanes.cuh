@@ -246,7 +246,7 @@ __device__ inline void lanes_apply(const cells_args &a) {
   }
 }
 
-/* ---- Any strides: a block takes cell after cell, element by element -------------------------- */
+/* ---- Any strides: a block takes cell after cell, element by element, and adds up in double --- */
 
 /* Where an element of a cell is in x, in what is added to it or dy, in sum or dsum, and in the result. */
 struct element_offsets {
@@ -271,7 +271,7 @@ template <class T, bool BACKWARD>
 __device__ inline void any_gather(const cells_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = cell_sums<BACKWARD>::count;
-  __shared__ plain_sums<C, SUMS> of_warps[2][CELLS_WARPS];
+  __shared__ plain_sums<double, SUMS> of_warps[2][CELLS_WARPS];
   for (int64_t cell = blockIdx.x; cell < a.batches * a.channels; cell += gridDim.x) {
     const int64_t batch = cell / a.channels, channel = cell % a.channels;
     const T *x = cell_of<T>(a.at.x, a, ONEPASS_ROLE_X, batch, channel);
@@ -292,26 +292,30 @@ __device__ inline void any_gather(const cells_args &a) {
     __syncthreads(); /* all have their guess, and the sums of the cell before have been read */
     bool again = true;
     for (int round = 0; again; round++) {
-      plain_sums<C, SUMS> mine[1];
-      mine[0].clear();
+      plain_sums<double, SUMS> mine;
+      mine.clear();
       for (int64_t i = threadIdx.x; i < a.positions; i += CELLS_BLOCK) {
+        plain_sums<C, SUMS> one[1];
+        one[0].clear();
         const element_offsets at(a, i, x_role, BACKWARD ? ONEPASS_ROLE_DY : ONEPASS_ROLE_RESIDUAL,
                                  ONEPASS_ROLE_SUM, ONEPASS_ROLE_SUM);
         C v[1] = {summed_at(x, residual, at.x, at.more)},
           g[1] = {BACKWARD ? widen(dy[at.more]) : (C)0};
         if (!BACKWARD && sum && residual) sum[at.out] = narrow_to<T>::from(v[0]);
-        add_pack<BACKWARD, true>(mine, v, g, with, a.activation);
+        add_pack<BACKWARD, true>(one, v, g, with, a.activation);
+        mine.merge(one[0]);
       }
-      const plain_sums<C, SUMS> all = sum_block(mine[0], of_warps[round]);
+      const plain_sums<double, SUMS> all = sum_block(mine, of_warps[round]);
       if constexpr (BACKWARD) {
-        if (threadIdx.x == 0) store_products(a, batch, batch, channel, all);
+        const plain_sums<C, SUMS> products = {{(C)all.v[0], (C)all.v[1], (C)all.v[2]}};
+        if (threadIdx.x == 0) store_products(a, batch, batch, channel, products);
         again = false;
       } else {
-        const row_moments<C> found(all, with.about[0], 1 / (C)a.positions);
+        const row_moments<double> found(all, with.about[0], 1 / (double)a.positions);
         again = found.lossy && round == 0;
         if (!again && threadIdx.x == 0)
-          store_moments(a, batch, channel, (double)found.about + (double)found.more, found.squares);
-        with.about[0] = finite_guess(with.about[0] + found.more);
+          store_moments(a, batch, channel, found.about + found.more, found.squares);
+        with.about[0] = finite_guess((C)(found.about + found.more));
         if (sum) x = sum, x_role = ONEPASS_ROLE_SUM, residual = NULL;
       }
     }

@@ -104,7 +104,8 @@ struct plain_sums {
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = 0;
   }
-  __device__ void merge(const plain_sums &later) {
+  template <class D>
+  __device__ void merge(const plain_sums<D, N> &later) {
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] += later.v[i];
   }

@@ -13,7 +13,8 @@ __device__ inline T *any_row_of(const void *base, const norm_args &a, int role, 
 
 enum { STRIDED_BLOCK = 256, SUM_PARTS_BLOCK = 256 };
 
-/* ---- Any strides: a block takes row after row ------------------------------------------------- */
+/* ---- Any strides: a block takes row after row --------------------------------------------------
+ * A thread may have any number of a row's elements, one after the other: it adds them up in double. */
 
 template <class T, class C>
 __device__ inline C strided_weight(const norm_args &a, const void *base, int role, int64_t element,
@@ -43,7 +44,7 @@ struct strided_row {
     return widen(narrow_to<T>::from(x + get(a.at.residual, ONEPASS_ROLE_RESIDUAL, element)));
   }
   template <bool FUSED>
-  __device__ plain_sums<C, 2> deviations(C about) const {
+  __device__ plain_sums<double, 2> deviations(C about) const {
     plain_sums<double, 2> mine;
     mine.clear();
     for (int64_t i = threadIdx.x; i < a.elements.count; i += STRIDED_BLOCK) {
@@ -51,7 +52,7 @@ struct strided_row {
       mine.v[0] += deviation;
       mine.v[1] += deviation * deviation;
     }
-    return plain_sums<C, 2>{{(C)mine.v[0], (C)mine.v[1]}};
+    return mine;
   }
   __device__ void put(void *base, int role, int64_t element, C value) const {
     any_row_of<T>(base, a, role, row)[offset_on(a.elements, role, element)] =
@@ -62,8 +63,8 @@ struct strided_row {
 template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void strided_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  __shared__ plain_sums<C, 2> of_deviations[STRIDED_BLOCK / WARP];
-  __shared__ plain_sums<C, 1> of_sums[STRIDED_BLOCK / WARP];
+  __shared__ plain_sums<double, 2> of_deviations[STRIDED_BLOCK / WARP];
+  __shared__ plain_sums<double, 1> of_sums[STRIDED_BLOCK / WARP];
   const int64_t n = a.elements.count;
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
     const strided_row<T, C> at = {a, row};
@@ -71,15 +72,15 @@ __device__ inline void strided_forward(const norm_args &a) {
     __syncthreads(); /* the sums of the row before have been read */
     if constexpr (MOMENTS) {
       C about = n && is_centered(a) ? finite_guess(at.template get_x<FUSED>(0)) : 0;
-      row_moments<C> found(sum_block(at.template deviations<FUSED>(about), of_deviations), about,
-                           1 / (C)n, 4, is_centered(a));
+      row_moments<double> found(sum_block(at.template deviations<FUSED>(about), of_deviations),
+                                about, a.one_over_n, 4, is_centered(a));
       if (found.lossy && n) {
-        about = finite_guess(about + found.more);
+        about = finite_guess((C)(found.about + found.more));
         __syncthreads(); /* the first sums have been read */
-        found = row_moments<C>(sum_block(at.template deviations<FUSED>(about), of_deviations),
-                               about, 1 / (C)n);
+        found = row_moments<double>(sum_block(at.template deviations<FUSED>(about), of_deviations),
+                                    about, a.one_over_n);
       }
-      double mean = (double)found.about + (double)found.more;
+      double mean = found.about + found.more;
       scale = scale_by_moments<C>(mean, found.squares, a);
       if (n == 0) { /* nothing has a length of 0, but no mean */
         mean = nan("");
@@ -90,7 +91,7 @@ __device__ inline void strided_forward(const norm_args &a) {
         if (a.at.rstd) *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
       }
     } else {
-      plain_sums<C, 1> mine;
+      plain_sums<double, 1> mine;
       mine.clear();
       for (int64_t i = threadIdx.x; i < n; i += STRIDED_BLOCK) {
         const C v = at.get(a.at.x, ONEPASS_ROLE_X, i);
@@ -117,11 +118,11 @@ template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void strided_backward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const int SUMS = MOMENTS ? 3 : 2;
-  __shared__ plain_sums<C, SUMS> of_warps[STRIDED_BLOCK / WARP];
+  __shared__ plain_sums<double, SUMS> of_warps[STRIDED_BLOCK / WARP];
   const int64_t n = a.elements.count;
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
     const strided_row<T, C> at = {a, row};
-    plain_sums<C, SUMS> mine;
+    plain_sums<double, SUMS> mine;
     C mean = 0, rstd = 0;
     if (MOMENTS) {
       mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
@@ -134,9 +135,12 @@ __device__ inline void strided_backward(const norm_args &a) {
       C dy = at.get(a.at.dy, ONEPASS_ROLE_DY, i);
       const C w = MOMENTS ? strided_weight<T, C>(a, a.at.weight, ONEPASS_ROLE_WEIGHT, i, 1) : 1;
       if (FUSED) dy *= strided_slope<T>(a, i, (x - mean) * rstd, w);
-      add_product<MOMENTS>(mine, x, dy, w, mean, rstd);
+      plain_sums<C, SUMS> one;
+      one.clear();
+      add_product<MOMENTS>(one, x, dy, w, mean, rstd);
+      mine.merge(one);
     }
-    const plain_sums<C, SUMS> all = sum_block(mine, of_warps);
+    const plain_sums<double, SUMS> all = sum_block(mine, of_warps);
     row_gradient<C> gradient;
     if constexpr (MOMENTS) {
       gradient = gradient_by_moments<C>(all.v[0], all.v[1], all.v[2], mean, rstd, a);
@@ -163,12 +167,12 @@ __device__ inline void strided_backward(const norm_args &a) {
 template <class T>
 __device__ inline void strided_offsets(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  __shared__ plain_sums<C, 1> of_warps[STRIDED_BLOCK / WARP];
+  __shared__ plain_sums<double, 1> of_warps[STRIDED_BLOCK / WARP];
   for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
     const strided_row<T, C> at = {a, row};
     const C mean = saved_mean(any_row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a);
     const C rstd = *any_row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
-    plain_sums<C, 1> mine;
+    plain_sums<double, 1> mine;
     mine.clear();
     __syncthreads(); /* the sums of the row before have been read */
     for (int64_t i = threadIdx.x; i < a.elements.count; i += STRIDED_BLOCK) {
@@ -188,7 +192,7 @@ __device__ inline void strided_sums(const norm_args &a) {
   const int64_t column = blockIdx.x % pieces * STRIDED_BLOCK + threadIdx.x,
                 group = blockIdx.x / pieces;
   if (column >= n) return;
-  C dweight = 0, dbias = 0;
+  double dweight = 0, dbias = 0;
   for (int64_t row = group * a.row_group; row < (group + 1) * a.row_group && row < a.rows.count;
        row++) {
     const strided_row<T, C> at = {a, row};
@@ -202,8 +206,8 @@ __device__ inline void strided_sums(const norm_args &a) {
     dweight += dy * z;
     dbias += dy;
   }
-  if (a.dweight_parts) ((C *)a.dweight_parts)[group * n + column] = dweight;
-  if (a.dbias_parts) ((C *)a.dbias_parts)[group * n + column] = dbias;
+  if (a.dweight_parts) ((C *)a.dweight_parts)[group * n + column] = (C)dweight;
+  if (a.dbias_parts) ((C *)a.dbias_parts)[group * n + column] = (C)dbias;
 }
 
 /* ---- dweight and dbias from their parts -------------------------------------------------------- */
