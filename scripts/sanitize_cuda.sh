@@ -40,7 +40,8 @@ find_sanitizer() {
 options_of() { # tool program
   case $1-$2 in
     memcheck-*) echo --leak-check full ;;
-    synccheck-cuda_kernels) echo --num-cuda-barriers 16384 ;; # stream kernels have up to 104 in every block
+    synccheck-cuda_kernels | synccheck-cuda_cells) # stream kernels have up to 104 in every block
+      echo --num-cuda-barriers 16384 ;;
   esac
 }
 
