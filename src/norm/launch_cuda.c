@@ -259,8 +259,8 @@ static bool fit_phased_blocks(choice *c) {
   const int64_t packs = c->n / c->vec + SECTOR / 16 - 1;
   const int64_t threads = c->size == 2 ? 256 : 512; /* phased_threads in cuda_blocks.cuh */
   if (c->size == 8 || packs > BLOCKS_PACKS * threads) return false;
-  /* Longer ones of f32 without weights are faster as wide blocks, by 5 to 25 % (docs/performance.md). */
-  if (c->plain && c->size == 4 && packs > BLOCKS_PACKS * 224) return false;
+  /* L1Norm's longer ones of f32 are faster as wide blocks, by 5 to 25 % (docs/performance.md). */
+  if (!c->moments && c->size == 4 && packs > BLOCKS_PACKS * 224) return false;
   l->packs = BLOCKS_PACKS;
   l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
   if (c->weights == 0) return true;
