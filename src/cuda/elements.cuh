@@ -188,6 +188,19 @@ __device__ inline void stay_packed(pack<T, N> &elements) {
   }
 }
 
+/* The same for those who assemble: they would keep the floats that were made of halves, or spill them. To them these are
+ * other halves from here on, as `zero`, which is 0, comes from the host. */
+template <class T, int N, int PACKS>
+__device__ inline void widen_anew(pack<T, N> (&packs)[PACKS], unsigned zero) {
+  if constexpr (sizeof(T) == 2 && N == 8) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) ((unsigned *)&packs[i])[k] ^= zero;
+    }
+  }
+}
+
 template <class C, class T, int N>
 __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
   pack<T, N> to;

@@ -46,8 +46,9 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   char name[64];
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS:
-      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s", statistic, n->direction, width,
-               (int)l->packs, n->fused, l->width == ONEPASS_NORM_VECTOR ? weights : "");
+      snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s%s", statistic, n->direction, width,
+               (int)l->packs, n->fused, l->full ? "_full" : "",
+               l->width == ONEPASS_NORM_VECTOR ? weights : "");
       break;
     case ONEPASS_CUDA_BLOCKS:
       snprintf(name, sizeof name, "%s_%s%s%s", statistic,
@@ -55,6 +56,7 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
                : l->width == ONEPASS_NORM_PHASED ? "phased_forward"
                : l->packs == 8                   ? "blocks_forward_long"
                : l->packs == 2                   ? "blocks_forward_thin"
+               : l->full                         ? "blocks_forward_late_full"
                : l->broad                        ? "blocks_forward_late"
                                                  : "blocks_forward",
                n->fused, weights);

@@ -27,6 +27,7 @@ typedef struct onepass_norm_numbers32 {
 /* The argument of every kernel; each uses its part. */
 typedef struct onepass_norm_args {
   int32_t few_blocks; /* for let_next_begin */
+  uint32_t zero;      /* for widen_anew */
   onepass_buffers at;
   onepass_walk rows, elements;
   double eps;

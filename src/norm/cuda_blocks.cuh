@@ -39,9 +39,9 @@ __device__ inline void prefetch_next_row(const norm_args &a) {
 }
 
 /* Every row starts at a multiple of a pack. EARLY_WEIGHTS: weights are asked for together with the row, where
- * registers allow it. */
+ * registers allow it. FULL: rows are on one axis, and every thread has PACKS packs of them. */
 template <class T, class W, int STATISTIC, int PACKS, bool EARLY_WEIGHTS, bool FUSED = false,
-          bool CHANNELS = false>
+          bool CHANNELS = false, bool FULL = false>
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool MOMENTS = STATISTIC == OF_MOMENTS;
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
@@ -51,19 +51,20 @@ __device__ inline void blocks_forward(const norm_args &a) {
   __shared__ plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
   const int64_t row = blockIdx.x;
   const int n = (int)a.elements.count;
-  const T *x = row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row);
+  const T *x = row_of<T, FULL>(a.at.x, a, ONEPASS_ROLE_X, row);
   const auto at = [](int i) { return (int)(threadIdx.x + i * blockDim.x) * vector_of<T>::count; };
+  const auto has = [&](int i) { return FULL || at(i) < n; };
   pack<T, VEC> held[PACKS];
   if constexpr (FUSED) {
     const summed_row<T> from(a, row);
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (at(i) < n) held[i] = from.template take<VEC>(at(i));
+      if (has(i)) held[i] = from.template take<VEC>(at(i));
     }
   } else {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (at(i) < n) held[i] = load_pack<T, VEC>(x + at(i));
+      if (has(i)) held[i] = load_pack<T, VEC>(x + at(i));
     }
   }
   /* The first pack of a sum may be written over by now: 0 is the guess there. */
@@ -75,7 +76,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
     const auto load = [&](const void *weights, const void *biases) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        if (at(i) >= n) continue;
+        if (!has(i)) continue;
         weight[i] = aligned_weights<W, VEC>(weights, at(i), 1);
         if (MOMENTS) bias[i] = aligned_weights<W, VEC>(biases, at(i), 0);
       }
@@ -88,7 +89,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
       load(a.at.weight, a.at.bias);
     }
   }
-  const auto find_y = [&] { return row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row); };
+  const auto find_y = [&] { return row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row); };
   T *y = SAVES_REGISTERS ? NULL : find_y();
   row_scale<C> scale;
   about_guess<T, SPLIT>(guess, [&](C about, int again) {
@@ -96,19 +97,20 @@ __device__ inline void blocks_forward(const norm_args &a) {
     mine.clear();
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (at(i) < n) gather_forward<STATISTIC>(mine, held[i], about);
+      if (has(i)) gather_forward<STATISTIC>(mine, held[i], about);
       stay_packed(held[i]);
     }
+    if (FULL) widen_anew(held, a.zero);
     if (again == 0) prefetch_next_row<T>(a);
     const plain_sums<C, SUMS> sums = sum_block(mine, of_warps[again]);
-    return find_scale<STATISTIC, T>(scale, sums, guess, again, a);
+    return find_scale<STATISTIC, T, FULL>(scale, sums, guess, again, a);
   });
   if (SAVES_REGISTERS) y = find_y();
   about_shift<T, SPLIT>(scale, [&](const row_scale<C> &by) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int k = EARLY ? i : 0;
-      if (at(i) >= n) continue;
+      if (!has(i)) continue;
       if constexpr (CHANNELS) {
         const int64_t channel = first_channel(a, row) + divide((unsigned)at(i), a.by_channel);
         store_pack(y + at(i), apply_channel(held[i], by, channel, a));
@@ -125,7 +127,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
                                                            FUSED ? a.activation : 0));
     }
   });
-  if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<false>(scale, row, a);
+  if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<FULL>(scale, row, a);
 }
 
 /* ---- Rows that start anywhere --------------------------------------------------------------------- */

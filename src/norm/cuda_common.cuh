@@ -179,10 +179,10 @@ __device__ inline void take_off(C (&v)[N], C from) {
  * row's are looked at one by one. */
 template <class T, class C, int N>
 __device__ inline void add_deviations(plain_sums<C, 2> &mine, C (&v)[N], C about) {
-  C sum = 0, squares = 0; /* of its own, so that slots do not wait for each other */
   take_off<T>(v, about);
+  C sum = v[0], squares = v[0] * v[0]; /* of its own, so that slots do not wait for each other */
 #pragma unroll
-  for (int j = 0; j < N; j++) {
+  for (int j = 1; j < N; j++) {
     sum += v[j];
     squares += v[j] * v[j];
   }
@@ -200,9 +200,9 @@ __device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
 
 template <class C, int N>
 __device__ inline void add_squares(plain_sums<C, 1> &mine, const C (&v)[N]) {
-  C sum = 0;
+  C sum = v[0] * v[0];
 #pragma unroll
-  for (int j = 0; j < N; j++) sum += v[j] * v[j];
+  for (int j = 1; j < N; j++) sum += v[j] * v[j];
   mine.v[0] += sum;
 }
 

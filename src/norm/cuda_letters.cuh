@@ -166,14 +166,20 @@ struct team_member {
     }
   }
 
-  __device__ void post_letter(int i) const {
+  /* Of this block's slice of a row, as soon as it is gathered. */
+  __device__ sums_type await_slice(int i) const {
     const int lane = threadIdx.x % WARP;
     await(&memory.gathered[i % ROWS], i / ROWS & 1);
     sums_type own;
     own.clear();
     if (lane < WARPS) own = memory.of_warps[i % ROWS][lane];
     const C of_warp = FORWARD_MOMENTS && lane < WARPS ? memory.elements_of_warps[lane] : 0;
-    own = put_together<FORWARD_MOMENTS>(own, of_warp, (C)length);
+    return put_together<FORWARD_MOMENTS>(own, of_warp, (C)length);
+  }
+
+  __device__ void post_letter(int i) const {
+    const int lane = threadIdx.x % WARP;
+    const sums_type own = await_slice(i);
     const unsigned *words = (const unsigned *)&own;
     if (lane >= a.copies) return;
     unsigned long long *to = letter(i, rank, lane);

@@ -308,14 +308,14 @@ __device__ inline pack<T, VEC> apply_backward(const pack<T, VEC> &x, const pack<
 
 /* What a row's sums come to, for the thread that has them. Moments: false if the guess was no good and
  * the sums should be made again about a better one. */
-template <int STATISTIC, class T, class C, int SUMS>
+template <int STATISTIC, class T, bool CENTERED = false, class C, int SUMS>
 __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS> &sums, C &guess,
                                   bool again, const norm_args &a) {
   if constexpr (STATISTIC == OF_SQUARES) {
     scale = {};
     scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
   } else if constexpr (STATISTIC == OF_MOMENTS) {
-    if (!is_centered(a)) {
+    if (!CENTERED && !is_centered(a)) {
       scale = {};
       scale.scale = scale_of_squares(sums.v[1] * one_over_n<C>(a), a);
       return true;
@@ -357,6 +357,25 @@ __device__ inline void about_shift(const row_scale<C> &scale, WRITE write) {
   if (SPLIT && sizeof(T) == 2 && scale.shift == 0) {
     row_scale<C> about_zero = scale;
     about_zero.shift = 0;
+    write(about_zero);
+  } else {
+    write(scale);
+  }
+}
+
+/* The same for several rows at once. */
+template <class T, bool SPLIT = true, class C, int ROWS, class WRITE>
+__device__ inline void about_shifts(const row_scale<C> (&scale)[ROWS], WRITE write) {
+  bool zero = SPLIT && sizeof(T) == 2;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) zero = zero && scale[r].shift == 0;
+  if (zero) {
+    row_scale<C> about_zero[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      about_zero[r] = scale[r];
+      about_zero[r].shift = 0;
+    }
     write(about_zero);
   } else {
     write(scale);

@@ -205,11 +205,19 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
     arrive(&memory.guessed[i % ROWS]);
   }
 
-  /* A letter is posted as soon as its row is gathered, also while those of a row before it are waited for. */
+  /* A letter is posted as soon as its row is gathered, also while those of a row before it are waited for. A block that
+   * is its team knows the sums of its rows without any. */
   __device__ void exchange_letters() const {
     tell_guess(0, about(0));
     tell_guess(1, about(1));
     C next_guess = about(2); /* there when it is needed */
+    for (int i = 0; i < rows && a.team == 1; i++) {
+      const sums_type own = member::await_slice(i);
+      if (threadIdx.x % WARP == 0) member::tell(i, own, memory.guesses[i % ROWS], 0);
+      tell_guess(i + 2, next_guess);
+      next_guess = about(i + 3);
+    }
+    if (a.team == 1) return;
     int posted = 0;
     const auto post_next = [&] {
       member::post_letter(posted);
@@ -315,6 +323,7 @@ template <class T, bool BY_COLUMN>
 __device__ inline void tide_rows(const norm_args &a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   typedef tide<T, BY_COLUMN> of_block;
+  await_turn();
   __shared__ typename of_block::memory_type memory;
   extern __shared__ __align__(16) char places[];
   memory.init();

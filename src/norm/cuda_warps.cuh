@@ -12,8 +12,8 @@
 
 #include "norm/cuda_slices.cuh"
 
-/* Rows of a team, forward, where lanes have whole packs; launch_cuda.c knows it, too. */
-enum { WARPS_ROWS = 2 };
+/* Rows of a team and threads of a block, forward, where lanes have whole packs; launch_cuda.c knows them, too. */
+enum { WARPS_ROWS = 2, WARPS_FEW_THREADS = 64 };
 
 /* A lane's place in its row. */
 struct team_lane {
@@ -63,16 +63,49 @@ __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w,
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
-/* A lane has the same columns of a team's ROWS rows: weights are loaded once for them. */
-template <class T, class W, int STATISTIC, int VEC, int PACKS, int ROWS = 1, bool FUSED = false>
+/* The moments of a block's rows, which are stored side by side when all are known: row by row they would be a quarter of
+ * what is asked of the second-level cache. */
+template <class C, int ROWS>
+struct block_moments {
+  C means[WARPS_FEW_THREADS * ROWS], rstds[WARPS_FEW_THREADS * ROWS];
+  __device__ void keep(const row_scale<C> (&scale)[ROWS], const team_lane &w) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      if (w.lane != 0) continue;
+      means[r * w.of_block + w.row] = scale[r].denominator;
+      rstds[r * w.of_block + w.row] = scale[r].scale;
+    }
+  }
+  template <bool ONE_AXIS>
+  __device__ void save(const team_lane &w, const norm_args &a) const {
+    if (!a.at.mean && !a.at.rstd) return;
+    __syncthreads();
+    const int rows = w.of_block * ROWS;
+    for (int i = threadIdx.x; i < rows; i += blockDim.x) {
+      const int64_t row = (int64_t)blockIdx.x * rows + i;
+      if (row >= a.rows.count) break;
+      if (a.at.mean) *row_of<C, ONE_AXIS>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = means[i];
+      if (a.at.rstd) *row_of<C, ONE_AXIS>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = rstds[i];
+    }
+  }
+};
+
+/* A lane has the same columns of a team's ROWS rows: weights are loaded once for them. FULL: rows are on one axis, and every
+ * lane has PACKS packs of them, so there is nothing to look for. */
+template <class T, class W, int STATISTIC, int VEC, int PACKS, int ROWS = 1, bool FUSED = false,
+          bool FULL = false>
 __device__ inline void warps_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const bool WEIGHTS = STATISTIC != OF_MAGNITUDES, MOMENTS = STATISTIC == OF_MOMENTS;
+  const int SUMS = sum_count<STATISTIC>::FORWARD;
   const int n = (int)a.elements.count;
   const team_lane w(a);
   const int64_t first = (int64_t)blockIdx.x * w.of_block * ROWS + w.row;
-  const auto is_active = [&](int r) { return first + r * w.of_block < a.rows.count; };
+  const int64_t left = a.rows.count - first;
+  const int rows = (int)(left < ROWS * w.of_block ? left : ROWS * w.of_block);
+  const auto is_active = [&](int r) { return r * w.of_block < rows; };
   const auto row = [&](int r) { return is_active(r) ? first + r * w.of_block : 0; };
+  const auto has = [&](int i) { return FULL || w.column(i, VEC) < n; };
   pack<T, VEC> x[ROWS][PACKS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
@@ -81,18 +114,22 @@ __device__ inline void warps_forward(const norm_args &a) {
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
         x[r][i] = {};
-        if (is_active(r) && w.column(i, VEC) < n)
-          x[r][i] = from.template take<VEC>(w.column(i, VEC));
+        if (is_active(r) && has(i)) x[r][i] = from.template take<VEC>(w.column(i, VEC));
       }
     } else {
-      load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row(r)), w, n, is_active(r));
+      const T *from = row_of<T, FULL>(a.at.x, a, ONEPASS_ROLE_X, row(r));
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        x[r][i] = load_pack_if<T, VEC>(is_active(r) && has(i), from + w.column(i, VEC));
+        stay_packed(x[r][i]);
+      }
     }
   }
   pack<W, VEC> weight[WEIGHTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
     const int column = w.column(i, VEC);
-    if (column >= n) continue;
+    if (!has(i)) continue;
     if constexpr (WEIGHTS) weight[i] = lane_weights<T, W, VEC>(a.at.weight, column, 1, a);
     if constexpr (MOMENTS) bias[i] = lane_weights<T, W, VEC>(a.at.bias, column, 0, a);
   }
@@ -100,39 +137,60 @@ __device__ inline void warps_forward(const norm_args &a) {
 #pragma unroll
   for (int r = 0; r < ROWS && MOMENTS; r++) guess[r] = guess_of_team<T, C, VEC>(x[r][0], w, a);
   row_scale<C> scale[ROWS];
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    bool found = true;
+  about_guess<T, FULL>(guess, [&](const C(&about)[ROWS], int again) {
+    if (FULL && again) {
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) widen_anew(x[r], a.zero);
+    }
+    plain_sums<C, ROWS * SUMS> all; /* of all rows at once, as each step waits for the one before */
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      plain_sums<C, sum_count<STATISTIC>::FORWARD> mine;
+      plain_sums<C, SUMS> mine;
       mine.clear();
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
-        if (w.column(i, VEC) < n) gather_forward<STATISTIC>(mine, x[r][i], guess[r]);
+        if (has(i)) gather_forward<STATISTIC>(mine, x[r][i], about[r]);
         stay_packed(x[r][i]);
       }
-      mine = sum_lanes(mine, w.team);
-      found &= find_scale<STATISTIC, T>(scale[r], mine, guess[r], again, a);
+#pragma unroll
+      for (int s = 0; s < SUMS; s++) all.v[r * SUMS + s] = mine.v[s];
+    }
+    all = sum_lanes(all, w.team);
+    bool found = true;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      plain_sums<C, SUMS> sums;
+#pragma unroll
+      for (int s = 0; s < SUMS; s++) sums.v[s] = all.v[r * SUMS + s];
+      found &= find_scale<STATISTIC, T, FULL>(scale[r], sums, guess[r], again, a);
     }
     /* The lanes of all teams go on together. */
-    if (!MOMENTS || __all_sync(ALL_LANES, found)) break;
-  }
+    return !MOMENTS || __all_sync(ALL_LANES, found);
+  });
+  const bool TOGETHER = WEIGHTS && ROWS > 1;
+  __shared__ block_moments<C, ROWS> moments;
+  if (TOGETHER) moments.keep(scale, w);
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    if (!is_active(r)) return;
-    if (WEIGHTS && w.lane == 0) save_moments<false>(scale[r], row(r), a);
-    T *y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
+  for (int r = 0; r < ROWS && WEIGHTS && !TOGETHER; r++) {
+    if (w.lane == 0 && is_active(r)) save_moments<false>(scale[r], row(r), a);
+  }
+  about_shifts<T, FULL>(scale, [&](const row_scale<C>(&by)[ROWS]) {
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
       const int column = w.column(i, VEC), k = WEIGHTS ? i : 0, l = MOMENTS ? i : 0;
-      if (column >= n) continue;
+      if (!has(i)) continue;
       if (WEIGHTS) stay_packed(weight[k]);
       if (MOMENTS) stay_packed(bias[l]);
-      store_pack(y + column, apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], scale[r],
-                                                            FUSED ? a.activation : 0));
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        const pack<T, VEC> made = apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], by[r],
+                                                                 FUSED ? a.activation : 0);
+        T *y = row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
+        if (is_active(r)) store_pack(y + column, made);
+      }
     }
-  }
+  });
+  if (TOGETHER) moments.template save<FULL>(w, a);
 }
 
 /* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. */

@@ -35,6 +35,13 @@ enum { STREAM_FLOATS_BACKWARD = 2, PHASED_FLOATS_BLOCKS = 2 /* or it spills */ }
 enum { STREAM_FLOATS_BACKWARD = 4, PHASED_FLOATS_BLOCKS = 3 };
 #endif
 
+/* Blocks on a multiprocessor; from 10.0 on the compiler would spill for more of them. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { WARPS_BLOCKS = 12, LATE_FULL_BLOCKS = 2 };
+#else
+enum { WARPS_BLOCKS = 16, LATE_FULL_BLOCKS = 3 };
+#endif
+
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
  * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
 template <class W, bool MOMENTS>
@@ -74,16 +81,32 @@ struct packs {
   KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
-/* With two packs and two rows a lane, still four blocks on a multiprocessor. */
-#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                                 \
-  KERNEL(256, name##_forward_vector_1##suffix,                                                    \
-         (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))                     \
-  KERNEL_AT(256, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? 4 : 2, name##_forward_vector_2##suffix, \
-            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))                  \
-  KERNEL(256, name##_backward_vector_1##suffix,                                                   \
-         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                             \
-  KERNEL(256, name##_backward_vector_2##suffix,                                                   \
+/* With two packs and two rows a lane, still 1024 threads on a multiprocessor. */
+#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                         \
+  KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,                        \
+            (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))          \
+  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
+            name##_forward_vector_2##suffix,                                              \
+            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))          \
+  KERNEL(256, name##_backward_vector_1##suffix,                                           \
+         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                     \
+  KERNEL(256, name##_backward_vector_2##suffix,                                           \
          (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
+
+/* Rows of which every thread has as many packs. */
+#define FULL_WARPS_KERNEL(name, suffix, W, STATISTIC)                                     \
+  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
+            name##_forward_vector_2_full##suffix,                                         \
+            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS, false, true>(args)))
+FULL_WARPS_KERNEL(abs_warps, , element, OF_MAGNITUDES)
+FULL_WARPS_KERNEL(squares_warps, , element, OF_SQUARES)
+FULL_WARPS_KERNEL(moments_warps, , element, OF_MOMENTS)
+#ifdef ONEPASS_IS_HALF
+FULL_WARPS_KERNEL(moments_warps, _f32, float, OF_MOMENTS)
+KERNEL_AT(
+    BLOCKS_MOST_THREADS, LATE_FULL_BLOCKS, moments_blocks_forward_late_full,
+    (blocks_forward<element, element, OF_MOMENTS, BLOCKS_PACKS, false, false, false, true>(args)))
+#endif
 
 #define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                     \
   KERNEL_AT(blocks_early_threads(VECTOR), VECTOR == 2 ? 2 : 6, op##_blocks_forward##suffix,        \

@@ -16,6 +16,7 @@ enum {
   SECTOR = 32,
   WARPS_THREADS = 256,
   WARPS_ROWS = 2,
+  WARPS_FEW_THREADS = 64,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -173,6 +174,12 @@ static int sums_of_row(const choice *c) {
   return c->p->backward ? (c->moments ? 3 : 2) : (c->moments ? 2 : 1);
 }
 
+/* For rows of which every thread has as many packs. */
+static bool has_full_kernels(const choice *c) {
+  const bool is_centered = c->p->op->denominator == ONEPASS_BY_DEVIATION;
+  return !c->fused && c->p->rows.ndim <= 1 && (!c->moments || c->squares || is_centered);
+}
+
 /* ---- warps ----------------------------------------------------------------------------------- */
 
 static bool choose_warps(choice *c) {
@@ -192,10 +199,13 @@ static bool choose_warps(choice *c) {
   while (packs_of_row > WARP * l->packs) l->packs *= 2;
   if (c->fused) l->packs = (int32_t)most_packs; /* there is one kernel of each width */
   l->team = (int32_t)onepass_power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
-  l->block = WARPS_THREADS;
   l->squares = c->squares && l->width;
+  l->full = l->width && !c->p->backward && l->packs == 2 && packs_of_row == 2 * l->team &&
+            has_full_kernels(c);
   /* Backward goes on from row to row. */
-  const int64_t rows_of_team = l->width && !c->fused && !c->p->backward ? WARPS_ROWS : 1;
+  const bool few = l->width && !c->fused && !c->p->backward;
+  const int64_t rows_of_team = few ? WARPS_ROWS : 1;
+  l->block = few ? WARPS_FEW_THREADS : WARPS_THREADS;
   const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team * rows_of_team);
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
@@ -233,6 +243,8 @@ static bool fit_blocks(choice *c, int64_t packs) {
   if (packs > l->packs * BLOCKS_MOST_THREADS) return false;
   l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
   l->broad = simple && !thin && !many && l->block > early;
+  l->full = l->broad && c->size == 2 && c->moments && !has_f32_weights(c) &&
+            packs == l->packs * l->block && has_full_kernels(c);
   /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
   if (many && l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
   return true;
@@ -398,6 +410,8 @@ static int64_t team_size(const choice *c, int64_t longest, int64_t least) {
 static void form_teams(const choice *c, int64_t teams, int32_t rows_between) {
   onepass_norm_launch *l = c->l;
   l->grid = teams * l->team;
+  l->launches = 1;
+  if (l->team == 1) return; /* nobody to wait for */
   l->cooperative = true;
   l->launches = 2;
   l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS(rows_between) * l->copies * l->grid *

@@ -27,6 +27,7 @@ static const struct {
                 {2, {4, 128}, 1},
                 {2, {3, 127}, 1},
                 {2, {300, 24}, 1},
+                {2, {150, 64}, 1},
                 {2, {2, 1025}, 1},
                 {2, {2, 4095}, 1},
                 {2, {2, 4096}, 1},
@@ -137,6 +138,25 @@ static void expect_infinite_rows_right(onepass_dtype dtype) {
   }
 }
 
+/* Rows so far from 0 that halves of them are summed once more; with weights of f32, too, where rows are aligned. */
+static void expect_far_rows_right(onepass_dtype dtype) {
+  const enum kind kinds[] = {LAYER_FORWARD, RMS_FORWARD};
+  const int64_t shapes[][2] = {{40, 64}, {5, 100}, {2, 8192}, {1, 20000}};
+  const bool half = dtype_size(dtype) == 2;
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    for (int k = 0; k < (half ? 4 : 2); k++) {
+      call *host = call_new_as(&(call_form){.kind = kinds[k % 2],
+                                            .dtype = dtype,
+                                            .ndim = 2,
+                                            .shape = shapes[s],
+                                            .axis = 1,
+                                            .weight_dtype = k < 2 ? dtype : ONEPASS_F32});
+      call_fill(host, 7, 100, 1);
+      try_every_kernel(host, expect_gpu_right);
+    }
+  }
+}
+
 /* Rows that blocks share: as they are, and with a mean that their first elements say nothing of. */
 static void expect_shared_rows_right(onepass_dtype dtype, int64_t rows, int64_t n) {
   const enum kind kinds[] = {LAYER_FORWARD, RMS_FORWARD, L2_FORWARD};
@@ -234,6 +254,7 @@ static const struct {
 } parts[] = {{"norms", expect_norms_right},
              {"large", expect_large_norms_right},
              {"infinite", expect_infinite_rows_right},
+             {"far", expect_far_rows_right},
              {"long", expect_long_rows_right},
              {"pools", expect_pools_right},
              {"empty", expect_empty_tensors_right}};

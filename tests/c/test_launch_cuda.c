@@ -60,6 +60,16 @@ static bool is_plain(const norm_trial *t) {
   return !t->of.layer_norm || ((t->of.extras & (LENGTHS | ROOTS)) && !has(t, ONEPASS_ROLE_WEIGHT));
 }
 
+/* Kernels for full rows take it that each of so many threads has as many packs, that rows are on one axis, and that a
+ * mean is taken off where there are moments. */
+static void expect_full(const norm_trial *t, int64_t threads) {
+  const onepass_norm_launch *l = &t->launch;
+  if (!l->full) return;
+  NORM(threads * l->packs * t->vec == t->of.n);
+  NORM(t->plan.problem.norm.rows.ndim <= 1);
+  NORM(!t->of.layer_norm || l->squares || !(t->of.extras & (LENGTHS | ROOTS)));
+}
+
 static void expect_warps(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const bool vector = l->width == ONEPASS_NORM_VECTOR;
@@ -68,8 +78,10 @@ static void expect_warps(const norm_trial *t) {
   /* The kernels that are compiled. */
   NORM(is_power_of_two(l->packs) && l->packs <= (vector ? 2 : 8));
   NORM(l->squares == (has_squares(t) && vector));
-  NORM(l->block == 256);
+  NORM(l->block == (vector && !t->of.backward ? 64 : 256));
   NORM(is_power_of_two(l->team) && l->team <= 32);
+  NORM(!l->full || (vector && !t->of.backward && l->packs == 2));
+  expect_full(t, l->team);
   NORM(l->team * l->packs * vec >= t->of.n);
   NORM((l->grid - 1) * of_block < t->of.rows);
   NORM(t->of.backward || l->grid * of_block >= t->of.rows); /* forward a team has one row or two */
@@ -128,6 +140,8 @@ static void expect_blocks(const norm_trial *t) {
   NORM(l->block * packs >= packs_reached(t, t->of.n));
   NORM(!l->wide || is_plain(t));
   NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
+  NORM(!l->full || (l->broad && t->size == 2 && t->of.layer_norm && !has_f32_weights(t)));
+  expect_full(t, l->block);
 }
 
 static void expect_ring(const norm_trial *t) {
@@ -149,9 +163,15 @@ static void expect_teams(const norm_trial *t, int32_t rows_between) {
   const onepass_norm_launch *l = &t->launch;
   expect_slices_are_the_row(t, l->team);
   NORM(l->team >= (l->tide ? 1 : 2) && l->grid % l->team == 0);
-  NORM(l->cooperative && l->grid <= t->on->properties.multiprocessors);
+  NORM(l->grid <= t->on->properties.multiprocessors);
   NORM(l->grid / l->team <= t->of.rows);
   NORM(l->copies >= 1 && l->copies <= 32);
+  NORM(l->cooperative == (l->team > 1) &&
+       l->launches == 1 + (l->team > 1) + (t->summed && !l->direct));
+  if (l->team == 1) { /* it waits for no other */
+    NORM(l->mail_size == 0);
+    return;
+  }
   NORM((int64_t)l->mail_size ==
        2 * rows_between * l->copies * l->grid * t->sums * (t->sums_size / 4) * 8);
 }
@@ -287,7 +307,7 @@ static void expect_launch(const norm_trial *t) {
   NORM(l->grid <= INT32_MAX && l->grid >= (works ? 1 : 0));
   NORM(l->block > 0 && l->block <= 1024 && l->block % 32 == 0);
   NORM((int64_t)l->shared + static_shared <= device->shared_block);
-  NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_STREAM));
+  NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_STREAM && l->team > 1));
   expect_width_is_allowed(t);
   expect_workspace(t);
   switch (l->kernel) {
