@@ -211,13 +211,6 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
     tell_guess(0, about(0));
     tell_guess(1, about(1));
     C next_guess = about(2); /* there when it is needed */
-    for (int i = 0; i < rows && a.team == 1; i++) {
-      const sums_type own = member::await_slice(i);
-      if (threadIdx.x % WARP == 0) member::tell(i, own, memory.guesses[i % ROWS], 0);
-      tell_guess(i + 2, next_guess);
-      next_guess = about(i + 3);
-    }
-    if (a.team == 1) return;
     int posted = 0;
     const auto post_next = [&] {
       member::post_letter(posted);
@@ -226,6 +219,13 @@ struct tide : team_member<T, true, false, TIDE_GATHERERS, ONEPASS_NORM_TIDE_ROWS
       next_guess = about(posted + 2);
     };
     for (int i = 0; i < rows; i++) {
+      if (a.team == 1) {
+        const sums_type own = member::await_slice(i);
+        if (threadIdx.x % WARP == 0) member::tell(i, own, memory.guesses[i % ROWS], 0);
+        tell_guess(i + 2, next_guess);
+        next_guess = about(i + 3);
+        continue;
+      }
       if (posted == i) post_next();
       member::read_letters_of(i, [&] {
         if (posted == rows || posted >= i + ROWS - 2) return;
