@@ -31,15 +31,17 @@
 #define ONEPASS_VECTOR_BYTES 16
 #endif
 
-#if defined(ONEPASS_SANITIZED)
-/* The same loops, once: copies for every case, with checks of everything, would take minutes to compile. */
+#define NEVER_INLINE static __attribute__((noinline, unused))
+#if defined(ONEPASS_COMPACT)
+/* The same loops, but once: a copy for every case, checked by sanitizers, takes minutes to compile. */
 #define ALWAYS_INLINE static inline __attribute__((unused))
+#define UNROLL
+#define UNROLL_4
 #else
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define UNROLL        _Pragma("GCC unroll 32")
+#define UNROLL_4      _Pragma("GCC unroll 4")
 #endif
-#define NEVER_INLINE static __attribute__((noinline, unused))
-#define UNROLL       _Pragma("GCC unroll 32")
-#define UNROLL_4     _Pragma("GCC unroll 4")
 
 typedef float f32v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
 typedef double f64v __attribute__((vector_size(ONEPASS_VECTOR_BYTES)));
