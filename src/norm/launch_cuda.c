@@ -490,7 +490,10 @@ static bool choose_tide(choice *c) {
   l->shared = (size_t)((l->ring + (by_column ? TIDE_BIASES : 0)) * room);
   l->block = TIDE_THREADS;
   l->copies = by_column ? TIDE_COPIES : 1; /* measured */
-  form_teams(c, onepass_least(chip / l->team, c->rows), ONEPASS_NORM_TIDE_ROWS);
+  int64_t teams = onepass_least(chip / l->team, c->rows);
+  /* No more of them than all are busy to the end. */
+  if (few) teams = onepass_divide_up(c->rows, onepass_divide_up(c->rows, teams));
+  form_teams(c, teams, ONEPASS_NORM_TIDE_ROWS);
   return true;
 }
 
