@@ -179,10 +179,13 @@ __device__ inline void take_off(C (&v)[N], C from) {
  * row's are looked at one by one. */
 template <class T, class C, int N>
 __device__ inline void add_deviations(plain_sums<C, 2> &mine, C (&v)[N], C about) {
+  /* Of its own, so that slots do not wait for each other. Floats begin with 0: an instruction more, and `stream` is 2 %
+   * faster (measured). */
+  const int FIRST = sizeof(T) == 2;
   take_off<T>(v, about);
-  C sum = v[0], squares = v[0] * v[0]; /* of its own, so that slots do not wait for each other */
+  C sum = FIRST ? v[0] : 0, squares = FIRST ? v[0] * v[0] : 0;
 #pragma unroll
-  for (int j = 1; j < N; j++) {
+  for (int j = FIRST; j < N; j++) {
     sum += v[j];
     squares += v[j] * v[j];
   }
@@ -200,9 +203,9 @@ __device__ inline void add_magnitudes(plain_sums<C, 1> &mine, const C (&v)[N]) {
 
 template <class C, int N>
 __device__ inline void add_squares(plain_sums<C, 1> &mine, const C (&v)[N]) {
-  C sum = v[0] * v[0];
+  C sum = 0;
 #pragma unroll
-  for (int j = 1; j < N; j++) sum += v[j] * v[j];
+  for (int j = 0; j < N; j++) sum += v[j] * v[j];
   mine.v[0] += sum;
 }
 
