@@ -23,21 +23,12 @@ enum { NAME(group) = 128 };
     }                                  \
   }
 
-ALWAYS_INLINE V NAME(load_some)(const T *p, int64_t count) {
-  if (count == W) return LOAD(p);
-  T lanes[W] = {0};
-  memcpy(lanes, p, (size_t)count * sizeof(T));
-  return LOAD(lanes);
-}
-
 ALWAYS_INLINE void NAME(store_some)(T *p, V v, int64_t count) {
   if (count == W) {
     STORE(p, v, false);
-    return;
+  } else {
+    STORE_LANES(p, v, 0, count);
   }
-  T lanes[W];
-  STORE(lanes, v, false);
-  memcpy(p, lanes, (size_t)count * sizeof(T));
 }
 
 /* Scratch of a strip: two totals in double and two vectors in the type of sums a row. C arrays have
@@ -66,10 +57,10 @@ ALWAYS_INLINE void NAME(gather_strip)(const bool with_products, const NAME(strip
     memset(s->products, 0, (size_t)room * sizeof(C));
     for (int64_t k = start; k < end; k++) {
       FOR_EACH_VECTOR(width, {
-        const V v = NAME(load_some)(x + k * x_stride + j, here);
+        const V v = NAME(load_of)(x + k * x_stride + j, 0, here);
         STOREC(s->sums + j, LOADC(s->sums + j) + ABS(v), false);
         if (with_products) {
-          const V g = NAME(load_some)(dy + k * dy_stride + j, here);
+          const V g = NAME(load_of)(dy + k * dy_stride + j, 0, here);
           STOREC(s->products + j, FMA(g, v, LOADC(s->products + j)), false);
         }
       })
@@ -107,7 +98,7 @@ static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_sta
       continue;
     }
     FOR_EACH_VECTOR(width, {
-      NAME(store_some)(to + j, NAME(load_some)(from + j, here) * LOADC(s.sums + j), here);
+      NAME(store_some)(to + j, NAME(load_of)(from + j, 0, here) * LOADC(s.sums + j), here);
     })
   }
 }
@@ -144,8 +135,8 @@ static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_s
       continue;
     }
     FOR_EACH_VECTOR(width, {
-      const V d = NAME(load_some)(grad + j, here);
-      const V sign = SIGNED(ALL(1), NAME(load_some)(from + j, here));
+      const V d = NAME(load_of)(grad + j, 0, here);
+      const V sign = SIGNED(ALL(1), NAME(load_of)(from + j, 0, here));
       NAME(store_some)(to + j, FMA(d, LOADC(s.sums + j), -sign * LOADC(s.products + j)), here);
     })
   }

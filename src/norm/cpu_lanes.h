@@ -31,7 +31,7 @@ ALWAYS_INLINE void NAME(guess_means)(C *shift, const T *x, const int64_t *at, in
   const V share = ALL((C)1 / (C)few);
   FOR_EACH_VECTOR(width, {
     V sum = {0};
-    for (int64_t k = 0; k < few; k++) sum += NAME(load_some)(x + at[k] + j, here);
+    for (int64_t k = 0; k < few; k++) sum += NAME(load_of)(x + at[k] + j, 0, here);
     STOREC(shift + j, sum * share, false);
   })
 }
@@ -51,7 +51,7 @@ ALWAYS_INLINE void NAME(sum_four)(const int vectors, const bool ahead, const T *
       if (ahead) prefetch_ahead(from[i] + j, 4 * W * sizeof(T));
       LOADS(v[i], from[i] + j, 4);
     } else {
-      v[i][0] = NAME(load_some)(from[i] + j, here);
+      v[i][0] = NAME(load_of)(from[i] + j, 0, here);
     }
   }
   LOADSC(s, shift + j, vectors);
@@ -85,7 +85,7 @@ ALWAYS_INLINE void NAME(sum_lanes)(const T *x, const int64_t *at, int64_t count,
   }
   for (; k < count; k++) {
     FOR_EACH_VECTOR(width, {
-      const V v = NAME(load_some)(x + at[k] + j, here) - LOADC(shift + j);
+      const V v = NAME(load_of)(x + at[k] + j, 0, here) - LOADC(shift + j);
       STOREC(sum + j, LOADC(sum + j) + v, false);
       STOREC(squares + j, FMA(v, v, LOADC(squares + j)), false);
     })
@@ -167,7 +167,7 @@ ALWAYS_INLINE void NAME(apply_position)(const bool weighted, const bool ahead, T
     STORES(to + i, v, 4, false);
   }
   FOR_EACH_VECTOR(width - i, {
-    const V x = NAME(load_some)(from + i + j, here) - LOADC(shift + i + j);
+    const V x = NAME(load_of)(from + i + j, 0, here) - LOADC(shift + i + j);
     V v = FMA(x, LOADC(scale + i + j), LOADC(offset + i + j));
     if (weighted) v = FMA(v, w, b);
     NAME(store_some)(to + i + j, v, here);
@@ -214,10 +214,10 @@ static void NAME(gather_backward_lanes)(const void *x_start, const int64_t *x_at
     FOR_EACH_VECTOR(width, {
       const V m = LOADC(mean + j);
       const V r = LOADC(rstd + j);
-      const V z0 = (NAME(load_some)(x + x_at[k] + j, here) - m) * r;
-      const V z1 = (NAME(load_some)(x + x_at[k + 1] + j, here) - m) * r;
-      const V g0 = NAME(load_some)(dy + dy_at[k] + j, here) * w0;
-      const V g1 = NAME(load_some)(dy + dy_at[k + 1] + j, here) * w1;
+      const V z0 = (NAME(load_of)(x + x_at[k] + j, 0, here) - m) * r;
+      const V z1 = (NAME(load_of)(x + x_at[k + 1] + j, 0, here) - m) * r;
+      const V g0 = NAME(load_of)(dy + dy_at[k] + j, 0, here) * w0;
+      const V g1 = NAME(load_of)(dy + dy_at[k + 1] + j, 0, here) * w1;
       STOREC(a + j, LOADC(a + j) + (g0 + g1), false);
       STOREC(b + j, LOADC(b + j) + FMA(g0, z0, g1 * z1), false);
       STOREC(c + j, LOADC(c + j) + (z0 + z1), false);
@@ -226,8 +226,8 @@ static void NAME(gather_backward_lanes)(const void *x_start, const int64_t *x_at
   for (; k < count; k++) {
     const V w = ALL(weight ? GETW(weight + k) : 1);
     FOR_EACH_VECTOR(width, {
-      const V z = (NAME(load_some)(x + x_at[k] + j, here) - LOADC(mean + j)) * LOADC(rstd + j);
-      const V g = NAME(load_some)(dy + dy_at[k] + j, here) * w;
+      const V z = (NAME(load_of)(x + x_at[k] + j, 0, here) - LOADC(mean + j)) * LOADC(rstd + j);
+      const V g = NAME(load_of)(dy + dy_at[k] + j, 0, here) * w;
       STOREC(a + j, LOADC(a + j) + g, false);
       STOREC(b + j, FMA(g, z, LOADC(b + j)), false);
       STOREC(c + j, LOADC(c + j) + z, false);
@@ -255,8 +255,8 @@ static void NAME(apply_backward_lanes)(void *dx_start, const int64_t *dx_at, con
     T *to = dx + dx_at[k];
     const V w = ALL(weight ? GETW(weight + k) : 1);
     FOR_EACH_VECTOR(width, {
-      const V z = (NAME(load_some)(from + j, here) - LOADC(mean + j)) * LOADC(rstd + j);
-      const V g = NAME(load_some)(grad + j, here) * w;
+      const V z = (NAME(load_of)(from + j, 0, here) - LOADC(mean + j)) * LOADC(rstd + j);
+      const V g = NAME(load_of)(grad + j, 0, here) * w;
       const V direct = FMA(g, LOADC(by_dy + j), LOADC(constant + j));
       NAME(store_some)(to + j, FMA(z, LOADC(by_z + j), direct), here);
     })
