@@ -4,16 +4,11 @@
  * block, in those and the shared memory of a block, or in the shared memory of a team of blocks; beyond
  * that it is read twice. With fewer rows than would fill the chip, rows are shared by more blocks than
  * they would need. */
-#include "norm/launch_cuda.h"
-
-#include <string.h>
-
-#include "norm/cpu.h"
+#include "norm/launch_choice.h"
 
 /* As in the kernels' headers. */
 enum {
   WARP = 32,
-  SECTOR = 32,
   WARPS_THREADS = 256,
   WARPS_ROWS = 2,
   WARPS_FEW_THREADS = 64,
@@ -41,13 +36,6 @@ enum {
   TIDE_COPIES = 4,
   PASSES_BLOCK = 256,
   PASSES_MOST_ROWS = 16,
-  COLUMNS_BLOCK = 256,
-  COLUMNS_KEPT = 8,
-  COLUMNS_KEPT_BACKWARD = 4,
-  COLUMNS_WIDE = 256, /* bytes that lanes read together, if there are enough strips for the chip */
-  COLUMNS_NARROWEST = 64, /* and if rows can wait in shared memory then */
-  COLUMNS_MEMORY = 22528, /* shared memory of a block besides the rows, at most */
-  STRIDED_BLOCK = 256,
   REGISTERS = 65536 /* of a multiprocessor */
 };
 
@@ -55,41 +43,19 @@ enum {
   (ONEPASS_BIT(ONEPASS_ROLE_RESIDUAL) | ONEPASS_BIT(ONEPASS_ROLE_SUM) | \
    ONEPASS_BIT(ONEPASS_ROLE_DSUM))
 
-/* A choice in the making. */
-typedef struct choice {
-  const onepass_norm_problem *p;
-  const onepass_layouts *layouts;
-  const onepass_cuda_properties *device;
-  onepass_norm_alignment alignment;
-  bool moments;
-  bool fused;      /* something is added before the norm or done behind it */
-  bool plain;      /* rows are multiplied by a number and nothing else */
-  bool squares;    /* there is no mean and no bias, and weights are as the elements */
-  bool by_channel; /* rows are groups of channels ... */
-  bool channels;   /* ... that have weights */
-  int64_t rows, n;
-  int64_t size; /* of an element */
-  int64_t vec;  /* elements in 16 bytes */
-  int64_t sums_size;
-  int weights; /* of weight and bias, how many there are */
-  int summed;  /* of dweight and dbias */
-  onepass_norm_launch *l;
-} choice;
-
 /* ---- What the strides allow ------------------------------------------------------------------ */
 
-enum { WHOLE_ROLES = 7 };
-static const onepass_role whole_roles[WHOLE_ROLES] = {
+const onepass_role onepass_whole_roles[ONEPASS_WHOLE_ROLE_COUNT] = {
     ONEPASS_ROLE_X,        ONEPASS_ROLE_Y,   ONEPASS_ROLE_DY,  ONEPASS_ROLE_DX,
     ONEPASS_ROLE_RESIDUAL, ONEPASS_ROLE_SUM, ONEPASS_ROLE_DSUM};
 static const onepass_role weight_roles[] = {ONEPASS_ROLE_WEIGHT, ONEPASS_ROLE_BIAS};
 
 /* Elements of a row one after the other in every tensor. dweight and dbias are written by a kernel
  * that takes any stride. */
-static bool is_dense(const choice *c) {
-  for (int i = 0; i < WHOLE_ROLES; i++) {
-    if (onepass_has(c->layouts, whole_roles[i]) &&
-        !onepass_walk_is_dense(&c->p->elements, whole_roles[i])) {
+static bool is_dense(const onepass_norm_choice *c) {
+  for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
+    if (onepass_has(c->layouts, onepass_whole_roles[i]) &&
+        !onepass_walk_is_dense(&c->p->elements, onepass_whole_roles[i])) {
       return false;
     }
   }
@@ -102,53 +68,52 @@ static bool is_dense(const choice *c) {
   return true;
 }
 
-/* Whether packs of `vec` elements are aligned in every row of every tensor shaped as x; the last
- * axes of the rows may be left out. */
-static bool rows_are_aligned(const choice *c, int64_t vec, int first_axis_from_end) {
+bool onepass_rows_are_aligned(const onepass_norm_choice *c, int64_t vec, int first_axis_from_end) {
   const onepass_walk *rows = &c->p->rows;
   if (c->alignment != ONEPASS_NORM_ALIGNED) return false;
-  for (int i = 0; i < WHOLE_ROLES; i++) {
-    if (!onepass_has(c->layouts, whole_roles[i])) continue;
+  for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
+    if (!onepass_has(c->layouts, onepass_whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim - first_axis_from_end; axis++) {
-      if (rows->stride[whole_roles[i]][axis] % vec) return false;
+      if (rows->stride[onepass_whole_roles[i]][axis] % vec) return false;
     }
   }
   return true;
 }
 
 /* Whether the rows of all tensors shaped as x start at the same place of their 16 bytes. */
-static bool rows_are_alike(const choice *c) {
+static bool rows_are_alike(const onepass_norm_choice *c) {
   const onepass_walk *rows = &c->p->rows;
   if (c->alignment == ONEPASS_NORM_ANYWHERE || rows->ndim > 1) return false;
-  for (int i = 1; i < WHOLE_ROLES; i++) {
-    if (!onepass_has(c->layouts, whole_roles[i])) continue;
+  for (int i = 1; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
+    if (!onepass_has(c->layouts, onepass_whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim; axis++) {
-      const int64_t apart = rows->stride[whole_roles[i]][axis] - rows->stride[ONEPASS_ROLE_X][axis];
+      const int64_t apart =
+          rows->stride[onepass_whole_roles[i]][axis] - rows->stride[ONEPASS_ROLE_X][axis];
       if (apart % c->vec) return false;
     }
   }
   return true;
 }
 
-static bool takes_vectors(const choice *c) {
-  return c->n % c->vec == 0 && rows_are_aligned(c, c->vec, 0);
+static bool takes_vectors(const onepass_norm_choice *c) {
+  return c->n % c->vec == 0 && onepass_rows_are_aligned(c, c->vec, 0);
 }
 
 /* Whether a pack is never of two channels. */
-static bool has_packs_of_channels(const choice *c) {
+static bool has_packs_of_channels(const onepass_norm_choice *c) {
   return c->p->spatial.count % c->vec == 0 && takes_vectors(c);
 }
 
 /* ---- Workspace ------------------------------------------------------------------------------- */
 
-static size_t reserve(onepass_norm_launch *l, int64_t bytes) {
+size_t onepass_reserve(onepass_norm_launch *l, int64_t bytes) {
   const size_t at = l->workspace;
   l->workspace += (size_t)onepass_round_up(bytes, 256);
   return at;
 }
 
 /* Whether sums over rows can be written to dweight and dbias as they are. */
-static bool are_like_sums(const choice *c) {
+static bool are_like_sums(const onepass_norm_choice *c) {
   static const onepass_role roles[] = {ONEPASS_ROLE_DWEIGHT, ONEPASS_ROLE_DBIAS};
   if (c->p->weight_type != onepass_type_of_sums(c->p->type)) return false;
   for (int i = 0; i < 2; i++) {
@@ -158,7 +123,7 @@ static bool are_like_sums(const choice *c) {
   return true;
 }
 
-static void reserve_parts(const choice *c, int64_t parts) {
+void onepass_reserve_parts(const onepass_norm_choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
   l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 16)), WARP);
@@ -166,23 +131,23 @@ static void reserve_parts(const choice *c, int64_t parts) {
   if (!c->summed || l->direct) return;
   l->launches++;
   const int64_t bytes = parts * c->n * c->sums_size;
-  if (onepass_has(c->layouts, ONEPASS_ROLE_DWEIGHT)) l->dweight_at = reserve(l, bytes);
-  if (onepass_has(c->layouts, ONEPASS_ROLE_DBIAS)) l->dbias_at = reserve(l, bytes);
+  if (onepass_has(c->layouts, ONEPASS_ROLE_DWEIGHT)) l->dweight_at = onepass_reserve(l, bytes);
+  if (onepass_has(c->layouts, ONEPASS_ROLE_DBIAS)) l->dbias_at = onepass_reserve(l, bytes);
 }
 
-static int sums_of_row(const choice *c) {
+static int sums_of_row(const onepass_norm_choice *c) {
   return c->p->backward ? (c->moments ? 3 : 2) : (c->moments ? 2 : 1);
 }
 
 /* For rows of which every thread has as many packs. */
-static bool has_full_kernels(const choice *c) {
+static bool has_full_kernels(const onepass_norm_choice *c) {
   const bool is_centered = c->p->op->denominator == ONEPASS_BY_DEVIATION;
   return !c->fused && c->p->rows.ndim <= 1 && (!c->moments || c->squares || is_centered);
 }
 
 /* ---- warps ----------------------------------------------------------------------------------- */
 
-static bool choose_warps(choice *c) {
+static bool choose_warps(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
@@ -214,24 +179,24 @@ static bool choose_warps(choice *c) {
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
   l->shared = c->summed ? (size_t)(l->block / WARP * c->n * c->sums_size) : 0;
-  reserve_parts(c, l->grid);
+  onepass_reserve_parts(c, l->grid);
   return true;
 }
 
 /* ---- blocks: a row a block, forward ------------------------------------------------------------- */
 
 /* Packs that a row may reach into: one that is not aligned starts anywhere in a sector. */
-static int64_t packs_reached(const choice *c) {
-  const int64_t before = c->l->width == ONEPASS_NORM_VECTOR ? 0 : SECTOR / c->size - 1;
+static int64_t packs_reached(const onepass_norm_choice *c) {
+  const int64_t before = c->l->width == ONEPASS_NORM_VECTOR ? 0 : ONEPASS_SECTOR / c->size - 1;
   return onepass_divide_up(c->n + before, c->vec);
 }
 
-static bool has_f32_weights(const choice *c) {
+static bool has_f32_weights(const onepass_norm_choice *c) {
   return c->moments && !c->channels && c->p->weight_type != c->p->type;
 }
 
 /* In registers, `packs` of a row. */
-static bool fit_blocks(choice *c, int64_t packs) {
+static bool fit_blocks(onepass_norm_choice *c, int64_t packs) {
   onepass_norm_launch *l = c->l;
   const bool simple = !c->fused && !c->channels && !l->squares;
   const int64_t early = c->size == 8 ? 256 : 128; /* blocks_early_threads in cuda_blocks.cuh */
@@ -251,7 +216,7 @@ static bool fit_blocks(choice *c, int64_t packs) {
 }
 
 /* In registers and shared memory. */
-static bool fit_wide_blocks(choice *c, int64_t packs) {
+static bool fit_wide_blocks(onepass_norm_choice *c, int64_t packs) {
   onepass_norm_launch *l = c->l;
   const int64_t held = c->size == 8 ? 3 : 5; /* wide_packs in cuda_blocks.cuh */
   l->wide = true;
@@ -266,9 +231,9 @@ static bool fit_wide_blocks(choice *c, int64_t packs) {
 }
 
 /* In registers, rows that start anywhere. Places count from the sector that has the first whole pack. */
-static bool fit_phased_blocks(choice *c) {
+static bool fit_phased_blocks(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
-  const int64_t packs = c->n / c->vec + SECTOR / 16 - 1;
+  const int64_t packs = c->n / c->vec + ONEPASS_SECTOR / 16 - 1;
   const int64_t threads = c->size == 2 ? 256 : 512; /* phased_threads in cuda_blocks.cuh */
   if (c->size == 8 || packs > BLOCKS_PACKS * threads) return false;
   /* L1Norm's longer ones of f32 are faster as wide blocks, by 5 to 25 % (docs/performance.md). */
@@ -280,13 +245,13 @@ static bool fit_phased_blocks(choice *c) {
   l->copy_length = onepass_round_up(c->n + c->vec - 1, 128 / size);
   l->launches = 2;
   if (onepass_has(c->layouts, ONEPASS_ROLE_WEIGHT))
-    l->weight_copies_at = reserve(l, c->vec * l->copy_length * size);
+    l->weight_copies_at = onepass_reserve(l, c->vec * l->copy_length * size);
   if (onepass_has(c->layouts, ONEPASS_ROLE_BIAS))
-    l->bias_copies_at = reserve(l, c->vec * l->copy_length * size);
+    l->bias_copies_at = onepass_reserve(l, c->vec * l->copy_length * size);
   return true;
 }
 
-static bool choose_blocks(choice *c) {
+static bool choose_blocks(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
     return false;
@@ -307,23 +272,23 @@ static bool choose_blocks(choice *c) {
 
 /* Rows that a block, or a team of blocks, has start at the same place of a sector: its weights wait in
  * registers. The most such blocks, up to `most_blocks`; 0 if there are none. */
-static int64_t blocks_in_phase(const choice *c, int64_t most_blocks) {
+static int64_t blocks_in_phase(const onepass_norm_choice *c, int64_t most_blocks) {
   const int64_t blocks = onepass_least(most_blocks, c->rows);
   if (c->l->width == ONEPASS_NORM_VECTOR || blocks == c->rows) return blocks;
-  const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % SECTOR * c->size;
+  const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % ONEPASS_SECTOR * c->size;
   int64_t period = 1;
-  while (period * step % SECTOR) period *= 2;
+  while (period * step % ONEPASS_SECTOR) period *= 2;
   return blocks / period * period;
 }
 
 /* Packs of a thread: the narrow kernel or the broad one. kernels.cu has the same numbers. */
-static int64_t ring_packs(const choice *c, bool broad) {
+static int64_t ring_packs(const onepass_norm_choice *c, bool broad) {
   if (c->l->squares && broad) return c->size == 8 ? 3 : 4;
   if (c->p->backward) return (c->size == 4 ? 3 : 2) + broad;
   return (has_f32_weights(c) ? 2 : 3) + broad;
 }
 
-static bool fit_ring(choice *c, bool broad) {
+static bool fit_ring(onepass_norm_choice *c, bool broad) {
   onepass_norm_launch *l = c->l;
   const int64_t packs = ring_packs(c, broad), needed = packs_reached(c);
   const int64_t threads = onepass_round_up(onepass_divide_up(needed, packs), WARP);
@@ -354,7 +319,7 @@ static bool fit_ring(choice *c, bool broad) {
 
 /* Forward the one with the fewer idle places is better. Backward, where there is much to do for each, it is the one
  * with more threads at once; of floats both have as many registers, and narrow ones are less in each other's way. */
-static bool is_narrow_better(const choice *c, const onepass_norm_launch *narrow,
+static bool is_narrow_better(const onepass_norm_choice *c, const onepass_norm_launch *narrow,
                              const onepass_norm_launch *broad) {
   const int64_t chip = c->device->multiprocessors;
   if (!c->p->backward)
@@ -363,7 +328,7 @@ static bool is_narrow_better(const choice *c, const onepass_norm_launch *narrow,
                              onepass_divide_up(broad->grid, chip) * broad->block;
 }
 
-static bool choose_ring(choice *c) {
+static bool choose_ring(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->n == 0 || c->rows == 0 || c->n > INT32_MAX / 2 || c->p->rows.ndim > 1) return false;
   if (!takes_vectors(c) && !rows_are_alike(c)) return false;
@@ -376,14 +341,14 @@ static bool choose_ring(choice *c) {
   const bool broad_fits = fit_ring(c, true);
   if (!narrow_fits && !broad_fits) return false;
   if (!broad_fits || (narrow_fits && is_narrow_better(c, &narrow, l))) *l = narrow;
-  reserve_parts(c, l->grid);
+  onepass_reserve_parts(c, l->grid);
   return true;
 }
 
 /* ---- stream: teams of blocks ------------------------------------------------------------------ */
 
 /* Packs of a worker. kernels.cu has the same numbers. */
-static int64_t stream_packs(const choice *c) {
+static int64_t stream_packs(const onepass_norm_choice *c) {
   const bool few = has_f32_weights(c) || c->size == 8;
   if (c->p->backward) return few ? 1 : c->size == 4 && c->device->major >= 9 ? 4 : 2;
   return few ? 2 : 4;
@@ -391,7 +356,7 @@ static int64_t stream_packs(const choice *c) {
 
 /* Blocks of a team, for slices of up to `longest` elements; 0 if the chip has too few. As many teams as it has
  * room for, each as large as that leaves it. Slices are not so short that workers have no pack of them. */
-static int64_t team_size(const choice *c, int64_t longest, int64_t least) {
+static int64_t team_size(const onepass_norm_choice *c, int64_t longest, int64_t least) {
   const int64_t chip = c->device->multiprocessors;
   const int64_t needed = onepass_most(onepass_divide_up(c->n, longest), least);
   if (needed > chip) return 0;
@@ -407,7 +372,7 @@ static int64_t team_size(const choice *c, int64_t longest, int64_t least) {
 }
 
 /* What teams of blocks share, once slices are known. */
-static void form_teams(const choice *c, int64_t teams, int32_t rows_between) {
+static void form_teams(const onepass_norm_choice *c, int64_t teams, int32_t rows_between) {
   onepass_norm_launch *l = c->l;
   l->grid = teams * l->team;
   l->launches = 1;
@@ -416,10 +381,10 @@ static void form_teams(const choice *c, int64_t teams, int32_t rows_between) {
   l->launches = 2;
   l->mail_size = (size_t)(ONEPASS_NORM_MAIL_SLOTS(rows_between) * l->copies * l->grid *
                           sums_of_row(c) * c->sums_size * 2);
-  l->mail_at = reserve(l, (int64_t)l->mail_size);
+  l->mail_at = onepass_reserve(l, (int64_t)l->mail_size);
 }
 
-static bool choose_slices(choice *c) {
+static bool choose_slices(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   if (c->channels || (!takes_vectors(c) && !rows_are_alike(c))) return false;
@@ -452,13 +417,13 @@ static bool choose_slices(choice *c) {
   l->block = STREAM_THREADS;
   l->copies = 1;
   form_teams(c, teams, ONEPASS_NORM_STREAM_ROWS);
-  reserve_parts(c, teams);
+  onepass_reserve_parts(c, teams);
   return true;
 }
 
 /* Longer slices, which come chunk by chunk: there may be room for little more than one. From 9.0 on, where one thread can
  * copy a chunk. */
-static bool choose_tide(choice *c) {
+static bool choose_tide(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   const bool by_column = c->weights && !c->channels;
@@ -481,7 +446,7 @@ static bool choose_tide(choice *c) {
   if (team == 0) team = team_size(c, most * chunk, few ? 1 : 2);
   if (team == 0) return false;
   /* Whole sectors: all slices have as many chunks, but for one that the last may have less. */
-  l->slice = onepass_round_up(onepass_divide_up(c->n, team), SECTOR / c->size);
+  l->slice = onepass_round_up(onepass_divide_up(c->n, team), ONEPASS_SECTOR / c->size);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   l->chunks = (int32_t)onepass_divide_up(l->slice, chunk);
   if (l->slice < chunk || l->chunks > most || l->team * l->slice - c->n >= chunk) return false;
@@ -497,7 +462,7 @@ static bool choose_tide(choice *c) {
   return true;
 }
 
-static bool choose_stream(choice *c) {
+static bool choose_stream(onepass_norm_choice *c) {
   const onepass_norm_launch nothing = *c->l;
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
   /* Rows of halves come faster by chunks, where one block has them or two. */
@@ -510,7 +475,7 @@ static bool choose_stream(choice *c) {
 
 /* ---- passes ---------------------------------------------------------------------------------- */
 
-static bool choose_passes(choice *c) {
+static bool choose_passes(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   if (c->n == 0 || c->rows == 0) return false;
@@ -546,105 +511,15 @@ static bool choose_passes(choice *c) {
   }
   if (l->grid > INT32_MAX || l->apply_grid > INT32_MAX) return false;
   l->launches = 3;
-  l->sums_at = reserve(l, l->grid * sums_of_row(c) * (int64_t)sizeof(double));
-  reserve_parts(c, onepass_divide_up(c->rows, l->row_group));
-  return true;
-}
-
-/* ---- columns --------------------------------------------------------------------------------- */
-
-static bool lanes_are_dense(const choice *c) {
-  const onepass_walk *rows = &c->p->rows;
-  /* Sums over rows, which are the lanes here, are for `strided`. */
-  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1 ||
-      c->n > INT32_MAX / 2) {
-    return false;
-  }
-  for (int i = 0; i < WHOLE_ROLES; i++) {
-    if (onepass_has(c->layouts, whole_roles[i]) &&
-        rows->stride[whole_roles[i]][rows->ndim - 1] != 1) {
-      return false;
-    }
-  }
-  return true;
-}
-
-static bool choose_columns(choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (!lanes_are_dense(c)) return false;
-  const onepass_walk *rows = &c->p->rows;
-  const int64_t inner = rows->size[rows->ndim - 1];
-  const int64_t pack = onepass_least(c->vec, 4); /* more would not fit in the registers */
-  bool vector = inner % pack == 0 && rows_are_aligned(c, pack, 1);
-  for (int i = 0; i < WHOLE_ROLES; i++) {
-    if (onepass_has(c->layouts, whole_roles[i]) && c->n > 1 &&
-        c->p->elements.stride[whole_roles[i]][0] % pack) {
-      vector = false;
-    }
-  }
-  l->width = vector ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  const int64_t vec = vector ? pack : 1, bytes = vec * c->size, batches = c->rows / inner;
-  const int64_t kept = c->p->backward ? COLUMNS_KEPT_BACKWARD : COLUMNS_KEPT;
-  /* As wide as rows can wait in registers, or else as COLUMNS_WIDE says ... */
-  int64_t lanes = COLUMNS_BLOCK;
-  while (c->n > kept * (COLUMNS_BLOCK / lanes) && lanes / 2 * bytes >= COLUMNS_WIDE) lanes /= 2;
-  while (lanes > 1 && lanes / 2 * vec >= inner) lanes /= 2;
-  /* ... but narrower where there would be fewer blocks than the chip has room for. */
-  while (lanes / 2 * bytes >= SECTOR && onepass_divide_up(inner, lanes * vec) * batches <
-                                            4 * (int64_t)c->device->multiprocessors) {
-    lanes /= 2;
-  }
-  /* What registers have no room for waits in shared memory, of two blocks on a multiprocessor. */
-  const int64_t room =
-      onepass_least(c->device->shared_block, c->device->shared_multiprocessor / 2) - COLUMNS_MEMORY;
-  for (int64_t narrow = lanes;; narrow /= 2) {
-    const int64_t rest = onepass_divide_up(c->n, COLUMNS_BLOCK / narrow) - kept;
-    const int64_t shared = rest * COLUMNS_BLOCK * bytes * (c->p->backward ? 2 : 1);
-    if (shared <= room) {
-      lanes = narrow;
-      l->chunks = (int32_t)onepass_most(rest, 0);
-      l->shared = (size_t)onepass_most(shared, 0);
-      break;
-    }
-    if (narrow / 2 * bytes < COLUMNS_NARROWEST) break; /* they are read twice */
-  }
-  l->segments = onepass_divide_up(inner, lanes * vec);
-  if (l->segments * batches > INT32_MAX) return false;
-  l->squares = c->p->op->denominator != ONEPASS_BY_DEVIATION && c->moments;
-  l->team = (int32_t)lanes;
-  l->block = COLUMNS_BLOCK;
-  l->grid = l->segments * batches;
-  l->launches = 1;
-  return true;
-}
-
-/* ---- strided --------------------------------------------------------------------------------- */
-
-static bool choose_strided(choice *c) {
-  onepass_norm_launch *l = c->l;
-  const int64_t chip = c->device->multiprocessors;
-  l->block = STRIDED_BLOCK;
-  l->grid = onepass_least(c->rows, 16 * chip);
-  l->launches = 1;
-  if (c->summed) {
-    const int64_t pieces = onepass_most(1, onepass_divide_up(c->n, STRIDED_BLOCK));
-    const int64_t rows = onepass_most(1, c->rows);
-    l->row_group =
-        onepass_divide_up(rows, onepass_least(rows, onepass_divide_up(8 * chip, pieces)));
-    const int64_t groups = onepass_divide_up(c->rows, l->row_group);
-    l->apply_grid = groups * pieces;
-    l->launches = 3;
-    l->sums_at = reserve(l, c->rows * (int64_t)sizeof(double));
-    reserve_parts(c, groups);
-    if (l->apply_grid > INT32_MAX) return false;
-  }
+  l->sums_at = onepass_reserve(l, l->grid * sums_of_row(c) * (int64_t)sizeof(double));
+  onepass_reserve_parts(c, onepass_divide_up(c->rows, l->row_group));
   return true;
 }
 
 /* ---- The ladder ------------------------------------------------------------------------------ */
 
 /* Groups of channels as rows: where they are read once, which is more than those who work on cells can do. */
-static bool can_take_groups(const choice *c, onepass_cuda_kernel kernel) {
+static bool can_take_groups(const onepass_norm_choice *c, onepass_cuda_kernel kernel) {
   const onepass_role roles[] = {ONEPASS_ROLE_WEIGHT, ONEPASS_ROLE_BIAS};
   const bool with_weights = kernel == ONEPASS_CUDA_BLOCKS || kernel == ONEPASS_CUDA_STREAM;
   if (kernel == ONEPASS_CUDA_STRIDED || kernel == ONEPASS_CUDA_COLUMNS ||
@@ -662,15 +537,15 @@ static bool can_take_groups(const choice *c, onepass_cuda_kernel kernel) {
   return with_weights && !c->p->backward && has_packs_of_channels(c);
 }
 
-static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
+static bool try_kernel(onepass_norm_choice *c, onepass_cuda_kernel kernel) {
   *c->l = (onepass_norm_launch){.kernel = kernel, .team = 1};
   if (c->by_channel && !can_take_groups(c, kernel)) return false;
-  if (kernel == ONEPASS_CUDA_STRIDED) return choose_strided(c);
+  if (kernel == ONEPASS_CUDA_STRIDED) return onepass_choose_strided(c);
   if (c->fused && (kernel == ONEPASS_CUDA_COLUMNS || kernel == ONEPASS_CUDA_RING ||
                    kernel == ONEPASS_CUDA_STREAM)) {
     return false;
   }
-  if (kernel == ONEPASS_CUDA_COLUMNS) return choose_columns(c);
+  if (kernel == ONEPASS_CUDA_COLUMNS) return onepass_choose_columns(c);
   /* row_of in cuda_common.cuh divides by 32-bit sizes. */
   if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > UINT32_MAX)) return false;
   switch (kernel) {
@@ -690,22 +565,22 @@ static bool try_kernel(choice *c, onepass_cuda_kernel kernel) {
 }
 
 /* Whether one block a row would leave most of the chip without work. */
-static bool leaves_chip_idle(const choice *c) {
+static bool leaves_chip_idle(const onepass_norm_choice *c) {
   return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
 }
 
 /* A warp could hold more of a row, but blocks do such rows faster. */
-static bool suits_warps(const choice *c) {
+static bool suits_warps(const onepass_norm_choice *c) {
   return c->l->width == ONEPASS_NORM_SCALAR || c->n <= 64 * c->vec;
 }
 
 /* Others that rows fit in do some of them faster. */
-static bool suits_blocks(const choice *c) {
+static bool suits_blocks(const onepass_norm_choice *c) {
   const bool is_short_of_rows = c->l->copy_length && c->rows * c->n * c->size < PHASED_LEAST;
   return !c->l->wide && c->l->packs <= BLOCKS_PACKS && !is_short_of_rows;
 }
 
-static bool choose_best(choice *c) {
+static bool choose_best(onepass_norm_choice *c) {
   if (!is_dense(c)) {
     return try_kernel(c, ONEPASS_CUDA_COLUMNS) || try_kernel(c, ONEPASS_CUDA_STRIDED);
   }
@@ -723,7 +598,7 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_norm_alignment alignment, onepass_norm_launch *launch) {
   const int64_t size = onepass_type_size(problem->type);
-  choice c = {
+  onepass_norm_choice c = {
       .p = problem,
       .layouts = layouts,
       .device = device,
