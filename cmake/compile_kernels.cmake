@@ -1,7 +1,7 @@
-# Compile one file of kernels to a fat binary; fail if any kernel spills registers to memory, or with MAY_SPILL
-# tell of it.
-#   cmake -DNVCC=... -DFLAGS=... -DSOURCE=... -DOUTPUT=... [-DMAY_SPILL=ON] -P compile_kernels.cmake
-execute_process(COMMAND ${NVCC} ${FLAGS} -fatbin -o ${OUTPUT} ${SOURCE}
+# Compile one file of kernels, to PTX, or from it to machine code as FLAGS say; fail if any kernel spills registers to
+# memory, or with MAY_SPILL tell of it.
+#   cmake -DCOMPILER=... -DFLAGS=... -DSOURCE=... -DOUTPUT=... [-DMAY_SPILL=ON] -P compile_kernels.cmake
+execute_process(COMMAND ${COMPILER} ${FLAGS} -o ${OUTPUT} ${SOURCE}
   RESULT_VARIABLE result OUTPUT_VARIABLE report ERROR_VARIABLE report)
 string(REGEX MATCHALL "[^\n]*(error|warning)[^\n]*" complaints "${report}")
 foreach(line IN LISTS complaints)
@@ -9,7 +9,7 @@ foreach(line IN LISTS complaints)
 endforeach()
 if(NOT result EQUAL 0)
   file(REMOVE ${OUTPUT})
-  message(FATAL_ERROR "nvcc failed:\n${report}")
+  message(FATAL_ERROR "${COMPILER} failed:\n${report}")
 endif()
 
 file(WRITE ${OUTPUT}.log "${report}")

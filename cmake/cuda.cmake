@@ -1,4 +1,4 @@
-# The CUDA backend: kernels compiled to fat binaries that are embedded in the library. The host side is
+# The CUDA backend: kernels compiled for every GPU, packed, and embedded in the library. The host side is
 # C and opens the driver at run time, so nothing of CUDA is linked. Without nvcc this is a CPU build.
 
 set(onepass_has_cuda OFF)
@@ -29,79 +29,128 @@ enable_language(ASM)
 
 # ---- The kernels -------------------------------------------------------------------------------------
 
-# Machine code for each capability that this nvcc knows, and PTX of the last one for what comes later.
+# C++ becomes PTX for few capabilities, and their PTX machine code for all; later GPUs get the last PTX.
 execute_process(COMMAND ${ONEPASS_NVCC} --list-gpu-arch OUTPUT_VARIABLE onepass_known_archs)
-set(onepass_gencode "")
-set(onepass_last_arch "")
+set(onepass_archs "")
 foreach(arch IN LISTS ONEPASS_CUDA_ARCHITECTURES)
   if(onepass_known_archs MATCHES "compute_${arch}(\n|$)")
-    list(APPEND onepass_gencode "-gencode=arch=compute_${arch},code=sm_${arch}")
-    set(onepass_last_arch ${arch})
+    list(APPEND onepass_archs ${arch})
   else()
     message(STATUS "nvcc does not know compute capability ${arch}: left out")
   endif()
 endforeach()
-list(APPEND onepass_gencode "-gencode=arch=compute_${onepass_last_arch},code=compute_${onepass_last_arch}")
-message(STATUS "CUDA kernels: ${onepass_gencode}")
+message(STATUS "CUDA kernels for compute capabilities ${onepass_archs}")
 
-set(onepass_nvcc_flags -std=c++17 -O3 -fmad=true --diag-suppress=128 -Xptxas=-v
-  -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include ${onepass_gencode})
-execute_process(COMMAND ${ONEPASS_NVCC} --help OUTPUT_VARIABLE onepass_nvcc_help)
-if(onepass_nvcc_help MATCHES "compress-mode")
-  list(APPEND onepass_nvcc_flags -compress-mode=size)
-endif()
-# One capability beside the other, where there are processors for it.
-cmake_host_system_information(RESULT onepass_processors QUERY NUMBER_OF_LOGICAL_CORES)
-if(onepass_processors GREATER_EQUAL 8 AND onepass_nvcc_help MATCHES "--threads")
-  list(APPEND onepass_nvcc_flags --threads=4)
-endif()
+# The capability whose PTX becomes the machine code of `arch`. From 10.0 on kernels are all the same.
+function(onepass_find_ptx arch result)
+  foreach(other IN LISTS onepass_archs)
+    if(other GREATER_EQUAL 100 AND other LESS arch)
+      set(arch ${other})
+    endif()
+  endforeach()
+  set(${result} ${arch} PARENT_SCOPE)
+endfunction()
+
+set(onepass_nvcc_flags -std=c++17 -O3 -fmad=true --diag-suppress=128 -I${PROJECT_SOURCE_DIR}/src
+  -I${PROJECT_SOURCE_DIR}/include)
 # Registers are counted out for nvcc 13; earlier ones run out of them in a few kernels.
 set(onepass_may_spill OFF)
 execute_process(COMMAND ${ONEPASS_NVCC} --version OUTPUT_VARIABLE onepass_nvcc_version)
 if(onepass_nvcc_version MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 LESS 13)
   set(onepass_may_spill ON)
 endif()
+
 # Kernels take minutes to compile and do not depend on how the rest is built.
-set(ONEPASS_FATBINS "" CACHE PATH "A folder with the fat binaries of another build, to use those")
-set(onepass_fatbin_folder ${PROJECT_BINARY_DIR}/kernels)
-if(ONEPASS_FATBINS)
-  set(onepass_fatbin_folder ${ONEPASS_FATBINS})
-endif()
-set(onepass_fatbins "")
+set(ONEPASS_KERNELS "" CACHE PATH "A folder with the packed kernels of another build, to use those")
+set(onepass_kernel_folder ${PROJECT_BINARY_DIR}/kernels)
+set(onepass_types f32 f64 f16 bf16)
+set(onepass_archives "")
 set(onepass_embeds "")
+set(onepass_archive_names "")
+set(onepass_archive_lines "")
 file(GLOB onepass_kernel_headers CONFIGURE_DEPENDS src/cuda/*.cuh src/norm/*.cuh src/pool/*.cuh)
+
+# Runs nvcc or its assembler: see compile_kernels.cmake.
+function(onepass_compile comment compiler source output)
+  cmake_parse_arguments(PARSE_ARGV 4 arg "" "" "FLAGS;DEPENDS")
+  add_custom_command(OUTPUT ${output}
+    COMMAND ${CMAKE_COMMAND} -DCOMPILER=${compiler} "-DFLAGS=${arg_FLAGS}" -DSOURCE=${source} -DOUTPUT=${output}
+            -DMAY_SPILL=${onepass_may_spill} -P ${PROJECT_SOURCE_DIR}/cmake/compile_kernels.cmake
+    DEPENDS ${source} ${arg_DEPENDS} cmake/compile_kernels.cmake
+    COMMENT "${comment}" VERBATIM)
+endfunction()
+
+# The kernels of a family for all types, as one archive: what types have in common is packed once.
+function(onepass_pack family folder)
+  list(TRANSFORM onepass_types PREPEND ${family}_ OUTPUT_VARIABLE files)
+  list(TRANSFORM files PREPEND ${onepass_kernel_folder}/${folder}/ OUTPUT_VARIABLE paths)
+  add_custom_command(OUTPUT ${onepass_kernel_folder}/${family}_${folder}.tar.xz
+    COMMAND ${CMAKE_COMMAND} -E tar cJf ../${family}_${folder}.tar.xz --format=gnutar --mtime=2000-01-01 -- ${files}
+    WORKING_DIRECTORY ${onepass_kernel_folder}/${folder}
+    DEPENDS ${paths}
+    COMMENT "Packing the ${family} kernels (${folder})" VERBATIM)
+endfunction()
+
 foreach(family norm pool)
-  foreach(type f32 f64 f16 bf16)
-    set(name ${family}_${type})
-    set(fatbin ${onepass_fatbin_folder}/${name}.fatbin)
-    string(APPEND onepass_embeds "EMBED(onepass_fatbin_${name}, \"${fatbin}\")\n")
-    list(APPEND onepass_fatbins ${fatbin})
-    if(ONEPASS_EMULATED_GPU)
-      continue() # tests/emulator makes them
+  set(ptxs "")
+  foreach(arch IN LISTS onepass_archs)
+    onepass_find_ptx(${arch} ptx)
+    if(NOT ONEPASS_KERNELS AND NOT ONEPASS_EMULATED_GPU) # tests/emulator makes its own
+      file(MAKE_DIRECTORY ${onepass_kernel_folder}/sm_${arch} ${onepass_kernel_folder}/compute_${ptx})
+      foreach(type IN LISTS onepass_types)
+        set(name ${family}_${type})
+        set(assembly ${onepass_kernel_folder}/compute_${ptx}/${name})
+        if(NOT ptx IN_LIST ptxs)
+          onepass_compile("Compiling the ${family} kernels for ${type} (compute_${ptx})" ${ONEPASS_NVCC}
+            ${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu ${assembly}
+            FLAGS ${onepass_nvcc_flags} -DONEPASS_ELEMENT_${type} -ptx -arch=compute_${ptx}
+            DEPENDS src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h src/core/dtype.h
+                    include/onepass.h)
+        endif()
+        onepass_compile("Assembling the ${family} kernels for ${type} (sm_${arch})" ${onepass_cuda_root}/ptxas
+          ${assembly} ${onepass_kernel_folder}/sm_${arch}/${name}
+          FLAGS -O3 -v -arch=sm_${arch})
+      endforeach()
     endif()
-    if(ONEPASS_FATBINS)
-      if(NOT EXISTS ${fatbin})
-        message(FATAL_ERROR "ONEPASS_FATBINS: there is no ${fatbin}")
-      endif()
-      continue()
-    endif()
-    add_custom_command(OUTPUT ${fatbin}
-      COMMAND ${CMAKE_COMMAND} -DNVCC=${ONEPASS_NVCC} "-DFLAGS=${onepass_nvcc_flags};-DONEPASS_ELEMENT_${type}"
-              -DSOURCE=${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu -DOUTPUT=${fatbin} -DMAY_SPILL=${onepass_may_spill}
-              -P ${PROJECT_SOURCE_DIR}/cmake/compile_kernels.cmake
-      DEPENDS src/${family}/kernels.cu src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h
-              src/core/dtype.h include/onepass.h cmake/compile_kernels.cmake
-      COMMENT "Compiling the ${family} kernels for ${type}" VERBATIM)
+    list(APPEND ptxs ${ptx})
+    list(APPEND onepass_archive_names "${family} sm_${arch} ${arch} 0")
   endforeach()
+  list(APPEND onepass_archive_names "${family} compute_${ptx} ${ptx} 1")
+endforeach()
+
+foreach(archive IN LISTS onepass_archive_names)
+  string(REPLACE " " ";" archive "${archive}")
+  list(GET archive 0 family)
+  list(GET archive 1 folder)
+  list(GET archive 2 arch)
+  list(GET archive 3 is_ptx)
+  if(ONEPASS_EMULATED_GPU AND NOT folder STREQUAL "sm_90") # which is what the emulated GPU is
+    continue()
+  endif()
+  set(packed ${onepass_kernel_folder}/${family}_${folder}.tar.xz)
+  if(ONEPASS_KERNELS)
+    set(packed ${ONEPASS_KERNELS}/${family}_${folder}.tar.xz)
+    if(NOT EXISTS ${packed})
+      message(FATAL_ERROR "ONEPASS_KERNELS: there is no ${packed}")
+    endif()
+  else()
+    onepass_pack(${family} ${folder})
+  endif()
+  list(APPEND onepass_archives ${packed})
+  string(TOUPPER ${family} FAMILY)
+  string(APPEND onepass_embeds "EMBED(onepass_kernels_${family}_${folder}, \"${packed}\")\n")
+  string(APPEND onepass_archive_lines "ARCHIVE(ONEPASS_CUDA_${FAMILY}, ${family}_${folder}, ${arch}, ${is_ptx})\n")
 endforeach()
 
 configure_file(src/cuda/embed.S.in ${PROJECT_BINARY_DIR}/kernels/embed.S @ONLY)
-set_source_files_properties(${PROJECT_BINARY_DIR}/kernels/embed.S PROPERTIES OBJECT_DEPENDS "${onepass_fatbins}")
+configure_file(src/cuda/archives.inc.in ${PROJECT_BINARY_DIR}/kernels/archives.inc @ONLY)
+set_source_files_properties(${PROJECT_BINARY_DIR}/kernels/embed.S PROPERTIES OBJECT_DEPENDS "${onepass_archives}")
 
 # ---- The host side -----------------------------------------------------------------------------------
 
-target_sources(onepass_objects PRIVATE src/cuda/device.c src/cuda/driver.c src/norm/cuda.c src/norm/cuda_cells.c src/pool/cuda.c
-  ${PROJECT_BINARY_DIR}/kernels/embed.S)
+target_sources(onepass_objects PRIVATE src/cuda/archives.c src/cuda/device.c src/cuda/driver.c src/cuda/unpack.c src/norm/cuda.c
+  src/norm/cuda_cells.c src/pool/cuda.c ${PROJECT_BINARY_DIR}/kernels/embed.S)
+target_include_directories(onepass_objects PRIVATE ${PROJECT_BINARY_DIR}/kernels)
 target_include_directories(onepass_objects SYSTEM PRIVATE ${ONEPASS_CUDA_INCLUDE})
 target_compile_definitions(onepass_objects PRIVATE ONEPASS_HAS_CUDA)
 

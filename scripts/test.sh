@@ -52,11 +52,11 @@ configure_and_build() { # preset [option...]
 # Options for a build with the kernels of the release build, or else with none: they take minutes to
 # compile, and are the same in every build.
 options_for_cuda() {
-  local kernels=$PWD/build/release/kernels name
-  for name in {norm,pool}_{f32,f64,f16,bf16}; do
-    [ -f "$kernels/$name.fatbin" ] || { echo -DONEPASS_CUDA=OFF; return; }
+  local kernels=$PWD/build/release/kernels family
+  for family in norm pool; do
+    compgen -G "$kernels/${family}_sm_*.tar.xz" >/dev/null || { echo -DONEPASS_CUDA=OFF; return; }
   done
-  printf '%s\n' -DONEPASS_CUDA=AUTO "-DONEPASS_FATBINS=$kernels"
+  printf '%s\n' -DONEPASS_CUDA=AUTO "-DONEPASS_KERNELS=$kernels"
 }
 
 build_asan() {

@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "cuda/archives.h"
 #include "cuda/driver.h"
+#include "cuda/unpack.h"
 
 enum {
   MOST_DEVICES = 64,
@@ -31,6 +33,8 @@ struct onepass_cuda_device {
   onepass_cuda_properties properties;
   bool overlaps; /* launches may begin before those ahead of them have ended */
   pthread_mutex_t loading;
+  uint8_t *unpacked[ONEPASS_CUDA_FAMILIES]; /* archives of kernels, once one of them was needed */
+  size_t unpacked_size[ONEPASS_CUDA_FAMILIES];
   CUmodule modules[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT];
   loaded_kernel kernels[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT][MOST_KERNELS];
 };
@@ -38,24 +42,6 @@ struct onepass_cuda_device {
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(onepass_cuda_device *) devices[MOST_DEVICES];
 static atomic_bool any_device;
-
-/* The fat binaries, embedded by src/cuda/embed.S.in. */
-extern const unsigned char onepass_fatbin_norm_f32[], onepass_fatbin_norm_f64[],
-    onepass_fatbin_norm_f16[], onepass_fatbin_norm_bf16[], onepass_fatbin_pool_f32[],
-    onepass_fatbin_pool_f64[], onepass_fatbin_pool_f16[], onepass_fatbin_pool_bf16[];
-
-static const void *fatbin_of(onepass_cuda_family family, onepass_type type) {
-  static const void *const fatbins[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT] = {
-      [ONEPASS_CUDA_NORM] = {[ONEPASS_TYPE_F32] = onepass_fatbin_norm_f32,
-                             [ONEPASS_TYPE_F64] = onepass_fatbin_norm_f64,
-                             [ONEPASS_TYPE_F16] = onepass_fatbin_norm_f16,
-                             [ONEPASS_TYPE_BF16] = onepass_fatbin_norm_bf16},
-      [ONEPASS_CUDA_POOL] = {[ONEPASS_TYPE_F32] = onepass_fatbin_pool_f32,
-                             [ONEPASS_TYPE_F64] = onepass_fatbin_pool_f64,
-                             [ONEPASS_TYPE_F16] = onepass_fatbin_pool_f16,
-                             [ONEPASS_TYPE_BF16] = onepass_fatbin_pool_bf16}};
-  return fatbins[family][type];
-}
 
 static const onepass_cuda_api *cuda(void) {
   const char *reason;
@@ -235,14 +221,58 @@ static loaded_kernel *place_of(loaded_kernel *kernels, const char *name) {
   }
 }
 
-/* With the device's context current and its lock held. */
+/* The functions below need the device's context to be current and its lock to be held. */
+
+/* Archives stay unpacked: as much memory as a tensor of modest size, and other types come at once. */
+static onepass_status unpack_kernels(onepass_cuda_device *device, onepass_cuda_family family) {
+  const onepass_cuda_properties *properties = &device->properties;
+  const onepass_kernel_archive *archive =
+      onepass_find_kernels(family, properties->major, properties->minor);
+  if (!archive) {
+    return onepass_fail(ONEPASS_BAD_DEVICE,
+                        "device = %d: this build of onepass has no kernels for its compute "
+                        "capability, %d.%d",
+                        (int)device->id, (int)properties->major, (int)properties->minor);
+  }
+  device->unpacked[family] = onepass_unpack_xz(
+      archive->begin, (size_t)(archive->end - archive->begin), &device->unpacked_size[family]);
+  if (device->unpacked[family]) return ONEPASS_OK;
+  return onepass_fail(ONEPASS_OUT_OF_MEMORY, "device = %d: no memory for %zu bytes of kernels",
+                      (int)device->id, device->unpacked_size[family]);
+}
+
+static onepass_status load_module(onepass_cuda_device *device, onepass_cuda_family family,
+                                  onepass_type type) {
+  static const char *const names[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT] = {
+      [ONEPASS_CUDA_NORM] = {[ONEPASS_TYPE_F32] = "norm_f32",
+                             [ONEPASS_TYPE_F64] = "norm_f64",
+                             [ONEPASS_TYPE_F16] = "norm_f16",
+                             [ONEPASS_TYPE_BF16] = "norm_bf16"},
+      [ONEPASS_CUDA_POOL] = {[ONEPASS_TYPE_F32] = "pool_f32",
+                             [ONEPASS_TYPE_F64] = "pool_f64",
+                             [ONEPASS_TYPE_F16] = "pool_f16",
+                             [ONEPASS_TYPE_BF16] = "pool_bf16"}};
+  onepass_status status = ONEPASS_OK;
+  if (!device->unpacked[family]) status = unpack_kernels(device, family);
+  if (status != ONEPASS_OK) return status;
+  size_t size;
+  uint8_t *image = onepass_find_in_tar(device->unpacked[family], device->unpacked_size[family],
+                                       names[family][type], &size);
+  if (!image) return refused("loading kernels", CUDA_ERROR_NOT_FOUND);
+  const uint8_t behind = image[size];
+  image[size] = 0; /* PTX is text that ends with it */
+  const CUresult result = cuda()->cuModuleLoadData(&device->modules[family][type], image);
+  image[size] = behind;
+  return result == CUDA_SUCCESS ? ONEPASS_OK : refused("loading kernels", result);
+}
+
 static onepass_status load_kernel(onepass_cuda_device *device, onepass_cuda_family family,
                                   onepass_type type, const char *name, CUfunction *function) {
-  CUmodule *module = &device->modules[family][type];
-  CUresult result = CUDA_SUCCESS;
-  if (!*module) result = cuda()->cuModuleLoadData(module, fatbin_of(family, type));
-  if (result != CUDA_SUCCESS) return refused("loading kernels", result);
-  result = cuda()->cuModuleGetFunction(function, *module, name);
+  if (!device->modules[family][type]) {
+    const onepass_status status = load_module(device, family, type);
+    if (status != ONEPASS_OK) return status;
+  }
+  CUresult result = cuda()->cuModuleGetFunction(function, device->modules[family][type], name);
   if (result != CUDA_SUCCESS) return refused(name, result);
   /* What the kernel itself declares counts, too. */
   int own = 0;
