@@ -71,6 +71,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
   C guess = 0;
   if constexpr (MOMENTS && sizeof(T) > 2 && !FUSED)
     guess = mean_of_pack<T, C>(load_pack<T, VEC>(x));
+  if (sizeof(T) == 8 && !is_centered(a)) guess = 0; /* floats have kernels for squares */
   pack<W, VEC> weight[EARLY ? PACKS : 1], bias[EARLY ? PACKS : 1];
   if constexpr (EARLY) {
     const auto load = [&](const void *weights, const void *biases) {

@@ -58,8 +58,9 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 template <class T, class C, int VEC>
 __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w,
                                   const norm_args &a) {
-  if (sizeof(T) == 2) return 0;              /* as guess_mean */
-  if (VEC == 1 && !is_centered(a)) return 0; /* packs of them have kernels for squares */
+  if (sizeof(T) == 2) return 0; /* as guess_mean */
+  /* Packs of floats have kernels for squares. */
+  if ((VEC == 1 || sizeof(T) == 8) && !is_centered(a)) return 0;
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 

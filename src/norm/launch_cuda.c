@@ -175,6 +175,8 @@ static bool choose_warps(onepass_norm_choice *c) {
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
                       : blocks;
+  /* A block goes on to its second rows sooner than another launch adds up the sums of two. */
+  if (l->grid == 2 && c->summed && are_like_sums(c)) l->grid = 1;
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
