@@ -1,7 +1,7 @@
 /*
  * libcuda.so.1 for the emulated GPU: as much of the CUDA driver as onepass and its tests call. Work that is
  * queued on a stream is done at once, unless the stream is captured. Two devices, so that what is said about
- * the other one can be tried. A module's image is not a fat binary but the path of a shared library with the
+ * the other one can be tried. A module's image is not machine code but the path of a shared library with the
  * same kernels, compiled from kernels.cpp.
  *
  * SPDX-License-Identifier: MIT
