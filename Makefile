@@ -7,21 +7,26 @@ JOBS   ?= $(shell nproc)
 BUILD  := build/release
 SOURCES = $(shell scripts/sources.sh)
 
-.PHONY: all run test check bench install format lint clean help
+.PHONY: all configure command run test check bench install format lint clean help
 .DEFAULT_GOAL := all
 
-all: ## build the library, the command, the examples and the tests
-	@scripts/setup.sh
-	@mkdir -p build && cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+all: configure ## build the library, the command, the examples and the tests
 	cmake --build $(BUILD) -j$(JOBS)
 
-run: all ## build, then time the operators against a memory copy
+configure:
+	@scripts/setup.sh
+	@mkdir -p build && cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+
+command: configure
+	cmake --build $(BUILD) -j$(JOBS) --target onepass_cli
+
+run: command ## build the library and the command, then time the operators against a memory copy
 	$(BUILD)/cli/onepass bench
 
 test: ## run everything: tests, sanitizers, valgrind, fuzzing (STAGES="release tsan" for some)
 	@scripts/test.sh $(STAGES)
 
-check: all ## prove every operator right on this machine
+check: command ## prove every operator right on this machine
 	$(BUILD)/cli/onepass check
 
 bench: run ## the same as run

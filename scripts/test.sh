@@ -14,6 +14,9 @@
 #
 #   scripts/test.sh [STAGE...]
 #
+# They run side by side, as many at a time as there are processors for; only the judge, which looks at the clock, has the
+# machine to itself, at the end. What a stage prints is shown when it ends, and is in build/stages while it runs.
+#
 # The release build compiles the CUDA kernels, where there is an nvcc; asan, clang and python take them
 # from it. What needs a tool or a GPU that is not here is skipped and listed with its reason at the end.
 # With CI=true a missing Python, pytest, hypothesis or PyTorch is a failure instead.
@@ -21,10 +24,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 jobs=$(nproc)
-skips=$(mktemp)
-trap 'rm -f "$skips"' EXIT
-results=()
-failed=0
+lanes=$((jobs / 2 + 1)) # stages at a time: each has moments when it keeps but one processor busy
+records=build/stages    # of each stage its output and its result
+skips=$records/skips
 
 # What opens the CUDA driver needs these under AddressSanitizer; tests/CMakeLists.txt says why.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0}
@@ -39,14 +41,40 @@ collect_skips() {
   return 0
 }
 
-configure_and_build() { # preset [option...]
+configure() { # preset [option...]
   local preset=$1
   shift
   cmake --preset "$preset" -DONEPASS_PYTHON="$python" "$@" >"build/$preset.log" || {
     cat "build/$preset.log"
     return 1
   }
-  cmake --build "build/$preset" -j"$jobs"
+}
+
+build() { # folder [target...]
+  local folder=$1
+  shift
+  cmake --build "$folder" -j"$jobs" ${@:+--target "$@"}
+}
+
+# Some tests measure the memory of the GPU or want most of it. They hold this lock alone, while whatever else may use
+# the GPU, in any stage, shares it.
+with_device() { # shared|exclusive command...
+  local how=$1
+  shift
+  if ! compgen -G '/dev/nvidia*' >/dev/null && [ ! -e /dev/dxg ]; then
+    "$@"
+    return
+  fi
+  (
+    flock "--$how" 9
+    "$@" 9>&-
+  ) 9>>build/device.lock
+}
+
+run_ctest() { # folder option...
+  local folder=$1
+  shift
+  ctest --test-dir "$folder" --output-on-failure -j"$jobs" "$@"
 }
 
 # Options for a build with the kernels of the release build, or else with none: they take minutes to
@@ -59,30 +87,60 @@ options_for_cuda() {
   printf '%s\n' -DONEPASS_CUDA=AUTO "-DONEPASS_KERNELS=$kernels"
 }
 
+# For asan and for fuzz, which may run at the same time.
 build_asan() {
   local cuda
   mapfile -t cuda < <(options_for_cuda)
-  configure_and_build asan "${cuda[@]}"
+  (
+    flock 9
+    configure asan "${cuda[@]}" 9>&- && build build/asan 9>&-
+  ) 9>>build/asan.lock
 }
 
-# The C tests side by side, then the Python ones likewise: the scripts that the build has made for pytest, as
-# CTest would hide what they print. All run whatever happens.
-run_all_tests() { # folder
-  local status=0 script
-  local -A running=()
-  ctest --test-dir "$1" --output-on-failure -j"$jobs" -LE python || status=1
+# The C tests side by side, those that want a GPU to themselves after the others.
+run_c_tests() { # folder option...
+  local folder=$1 status=0
+  shift
+  with_device shared run_ctest "$folder" -LE 'python|alone' "$@" || status=1
+  collect_skips "$folder"
+  return "$status"
+}
+
+run_alone_tests() { # folder
+  local status=0
+  with_device exclusive run_ctest "$1" -L '^alone$' || status=1
   collect_skips "$1"
+  return "$status"
+}
+
+# The Python tests side by side: the scripts that the build has made for pytest, as CTest would hide what they print.
+# Where there are processors for it, each in several shares.
+run_python_tests() { # folder
+  local status=0 script share shares=$((jobs / 4 > 1 ? jobs / 4 : 1)) log
+  local -A process_of=()
   for script in "$1"/tests/*_tests.sh; do
-    sh "$script" >"$script.log" 2>&1 &
-    running[$script]=$!
+    for ((share = 1; share <= shares; share++)); do
+      log=$script.$share.log
+      ONEPASS_TEST_SHARE=$share/$shares sh "$script" >"$log" 2>&1 &
+      process_of[$log]=$!
+    done
   done
-  for script in "${!running[@]}"; do
-    wait "${running[$script]}"
+  for log in "${!process_of[@]}"; do
+    wait "${process_of[$log]}"
     [[ $? = 0 || $? = 77 ]] || status=1
-    printf '\n-- %s\n' "$(basename "$script" .sh)"
-    cat "$script.log"
-    grep -hE '^(skip: |SKIPPED )' "$script.log" >>"$skips"
+    printf '\n-- %s\n' "$(basename "$log" .log)"
+    cat "$log"
+    grep -hE '^(skip: |SKIPPED )' "$log" >>"$skips"
   done
+  return "$status"
+}
+
+# All run whatever happens.
+run_all_tests() { # folder
+  local status=0
+  run_c_tests "$1" || status=1
+  with_device shared run_python_tests "$1" || status=1
+  run_alone_tests "$1" || status=1
   return "$status"
 }
 
@@ -94,13 +152,18 @@ stage_format() {
   scripts/sources.sh | xargs clang-format --dry-run -Werror
 }
 
-stage_release() { configure_and_build release && run_all_tests build/release; }
+stage_release() {
+  local status=0
+  configure release && build build/release || status=1
+  touch "$records/release.built"
+  [ "$status" = 0 ] && run_all_tests build/release
+}
 
 stage_asan() { build_asan && run_all_tests build/asan; }
 
 stage_tsan() {
   # POSIX threads: ThreadSanitizer does not see what libgomp's own barriers order.
-  configure_and_build tsan -DONEPASS_CLI=OFF -DONEPASS_EXAMPLES=OFF || return 1
+  configure tsan -DONEPASS_CLI=OFF -DONEPASS_EXAMPLES=OFF && build build/tsan test_threads test_interface || return 1
   ctest --test-dir build/tsan --output-on-failure -R '^test_(threads|interface)$'
 }
 
@@ -116,26 +179,36 @@ stage_clang() {
     cat build/clang.log
     return 1
   }
-  cmake --build build/clang -j"$jobs" && ctest --test-dir build/clang -j"$jobs" \
-    --output-on-failure -L '^c$' && build/clang/cli/onepass check --quick --device cpu
+  build build/clang && run_c_tests build/clang -L '^c$' && run_alone_tests build/clang &&
+    build/clang/cli/onepass check --quick --device cpu
 }
 
 has_headers() { # python
   "$1" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
 }
 
+# The library of the release build, brought up to date, or else none: pip then builds one.
+options_for_package() {
+  local library=$PWD/build/release/libonepass.a
+  if [ -f "$library" ] && build build/release onepass_static >build/python-library.log; then
+    echo "ONEPASS_PREBUILT=$library"
+  else
+    options_for_cuda | sed 's/^-D//'
+  fi
+}
+
 # The package in build/python-package, for any Python: its binding has the stable ABI.
 build_python_package() { # python
-  local cuda
+  local options
   if ! has_headers "$1" && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get install -y --no-install-recommends python3-dev >/dev/null 2>&1
   fi
-  mapfile -t cuda < <(options_for_cuda | sed 's/^-D//')
-  SKBUILD_CMAKE_DEFINE=$(IFS=';' && echo "ONEPASS_WERROR=ON;${cuda[*]}") \
+  mapfile -t options < <(options_for_package)
+  rm -rf build/wheel # whose cache may know another choice
+  SKBUILD_CMAKE_DEFINE=$(IFS=';' && echo "ONEPASS_WERROR=ON;${options[*]}") \
     CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$1" -m pip install --quiet --disable-pip-version-check \
     --no-build-isolation --no-deps --target build/python-package .
 }
-
 
 # The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats.
 # Some verdicts hang on the clock, and a machine may be busy with something else for a moment: what failed is
@@ -161,8 +234,7 @@ run_pytest() { # python output argument...
   return "$status"
 }
 
-# With both versions of PyTorch side by side, and in several processes each where there are processors for them; then
-# the judge, one after the other, as it looks at the clock.
+# With both versions of PyTorch side by side, and in several processes each where there are processors for them.
 stage_python() {
   local status=0 version share shares
   local -A python_of=()
@@ -177,19 +249,19 @@ stage_python() {
       build_python_package "${python_of[$version]}" || return 1
     fi
   done
+  for version in "${!python_of[@]}"; do
+    echo "${python_of[$version]}" >"$records/judged-$version"
+  done
   shares=$((${#python_of[@]} ? jobs / ${#python_of[@]} : 1))
   [ "$shares" -ge 1 ] || shares=1
   for version in "${!python_of[@]}"; do
     for ((share = 1; share <= shares; share++)); do
       ONEPASS_TEST_SHARE=$share/$shares OMP_NUM_THREADS=2 \
-        run_pytest "${python_of[$version]}" "build/torch-$version-$share.out" tests/python &
+        with_device shared run_pytest "${python_of[$version]}" "build/torch-$version-$share.out" tests/python &
       running+=($!)
     done
   done
   for share in "${running[@]}"; do wait "$share" || status=1; done
-  for version in "${!python_of[@]}"; do
-    test_judge "$version" "${python_of[$version]}" || status=1
-  done
   if command -v ruff >/dev/null; then
     ruff check . || status=1
   else
@@ -198,9 +270,19 @@ stage_python() {
   return "$status"
 }
 
+# The rest of stage python, when nothing else runs: the judge, with one version after the other.
+alone_python() {
+  local status=0 version
+  for version in current 2.0.1; do
+    [ -f "$records/judged-$version" ] || continue
+    test_judge "$version" "$(cat "$records/judged-$version")" || status=1
+  done
+  return "$status"
+}
+
 stage_cuda() {
   local status
-  scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
+  with_device shared scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
   status=${PIPESTATUS[0]}
   grep '^skip: ' build/sanitize_cuda.out >>"$skips"
   [ "$status" = 0 ] || [ "$status" = 77 ]
@@ -216,7 +298,7 @@ stage_emulated() {
     skip "kernels on an emulated GPU: there is no nvcc"
     return 0
   fi
-  configure_and_build emulated || return 1
+  configure emulated && build build/emulated emulated_tests || return 1
   ctest --test-dir build/emulated --output-on-failure -j"$jobs" -L emulated
 }
 
@@ -239,27 +321,104 @@ stage_fuzz() {
   if [ "$status" = 77 ]; then
     grep '^skip: ' build/fuzz.out >>"$skips"
     echo "the standalone driver instead:"
-    if [ ! -x build/asan/tests/fuzz_plan_standalone ]; then
-      build_asan || return 1
-    fi
+    build_asan || return 1
     build/asan/tests/fuzz_plan_standalone 1000000 "$RANDOM"
     status=$?
   fi
   return "$status"
 }
 
-run_stage() {
-  local name=$1 start=$SECONDS
-  printf '\n==== %s ====\n' "$name"
-  if "stage_$name"; then
-    results+=("passed  $name ($((SECONDS - start)) s)")
-  else
-    results+=("FAILED  $name ($((SECONDS - start)) s)")
-    failed=1
+# ---- Stages side by side ------------------------------------------------------------------------------
+
+# Runs a stage, or the part of it that wants the machine to itself, and records how it ended.
+run_stage() { # name [alone]
+  local name=$1 start=$SECONDS verdict=passed before=passed seconds=0
+  "${2:-stage}_$name" || verdict=FAILED
+  [ -f "$records/$name.result" ] && read -r before seconds <"$records/$name.result"
+  [ "$before" = passed ] || verdict=FAILED
+  echo "$verdict $((SECONDS - start + seconds))" >"$records/$name.result"
+}
+
+# In a process group of its own, so that it can be ended with all that it has started.
+start_stage() { # name
+  set -m
+  (set +m && run_stage "$1") </dev/null >"$records/$1.log" 2>&1 &
+  set +m
+  active[$1]=$!
+}
+
+end_running() {
+  local name
+  for name in "${!active[@]}"; do kill -TERM -- "-${active[$name]}" 2>/dev/null; done
+}
+
+# What takes the kernels, the library or the programs of the release build waits until they are there.
+can_start() { # name
+  [[ $1 =~ ^(format|release|tsan|emulated|fuzz)$ ]] || [[ " ${stages[*]} " != *" release "* ]] ||
+    [ -e "$records/release.built" ]
+}
+
+show() { # name: its output, now that it has ended
+  [ -f "$records/$1.result" ] || echo "FAILED $SECONDS" >"$records/$1.result" # it was killed
+  printf '\n==== %s ====\n' "$1"
+  cat "$records/$1.log"
+}
+
+tell_progress() {
+  local line
+  line="running: ${!active[*]}${waiting:+; to come: ${waiting[*]}}"
+  [ "$line" = "$told" ] || printf -- '-- %d s, %s\n' "$SECONDS" "$line"
+  told=$line
+}
+
+# The longest first, so that a short one is the last.
+run_side_by_side() {
+  local name told='' waiting=() left
+  for name in format release emulated asan python clang valgrind cuda fuzz tsan; do
+    [[ " ${stages[*]} " != *" $name "* ]] || waiting+=("$name")
+  done
+  while [ $((${#waiting[@]} + ${#active[@]})) -gt 0 ]; do
+    left=()
+    for name in "${waiting[@]}"; do
+      if [ "${#active[@]}" -lt "$lanes" ] && can_start "$name"; then start_stage "$name"; else left+=("$name"); fi
+    done
+    waiting=("${left[@]}")
+    tell_progress
+    sleep 1
+    for name in "${!active[@]}"; do
+      kill -0 "${active[$name]}" 2>/dev/null && continue
+      unset "active[$name]"
+      show "$name"
+    done
+  done
+}
+
+summarize() {
+  local name verdict seconds
+  printf '\n==== summary ====\n'
+  for name in "${stages[@]}"; do
+    read -r verdict seconds <"$records/$name.result"
+    printf '%s  %s (%s s)\n' "$verdict" "$name" "$seconds"
+    [ "$verdict" = passed ] || failed=1
+  done
+  printf '        all (%s s)\n' "$SECONDS"
+  if [ -s "$skips" ]; then
+    printf '\nskipped:\n'
+    sort -u "$skips" | sed 's/^skip: /  /; s/^SKIPPED/  pytest:/'
   fi
 }
 
-mkdir -p build
+stages=("$@")
+[ $# -eq 0 ] && stages=(format release asan tsan clang python cuda emulated valgrind fuzz)
+for name in "${stages[@]}"; do
+  if ! declare -F "stage_$name" >/dev/null; then
+    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, python, cuda, emulated, valgrind or fuzz" >&2
+    exit 2
+  fi
+done
+
+mkdir -p "$records"
+rm -f "$records"/*
 scripts/setup.sh test || exit 1
 if ! python=$(scripts/find_python.sh 2>build/python.log); then
   python=$(command -v python3 || true)
@@ -270,20 +429,19 @@ if ! python=$(scripts/find_python.sh 2>build/python.log); then
   skip "the Python tests: $(cat build/python.log)"
 fi
 
-stages=("$@")
-[ $# -eq 0 ] && stages=(format release asan tsan clang python cuda emulated valgrind fuzz)
-for name in "${stages[@]}"; do
-  if ! declare -F "stage_$name" >/dev/null; then
-    echo "unknown stage '$name'; expected format, release, asan, tsan, clang, python, cuda, emulated, valgrind or fuzz" >&2
-    exit 2
-  fi
-done
-for name in "${stages[@]}"; do run_stage "$name"; done
-
-printf '\n==== summary ====\n'
-printf '%s\n' "${results[@]}"
-if [ -s "$skips" ]; then
-  printf '\nskipped:\n'
-  sort -u "$skips" | sed 's/^skip: /  /; s/^SKIPPED/  pytest:/'
+failed=0
+declare -A active=()
+trap end_running EXIT
+trap 'exit 130' INT TERM
+if [ "${#stages[@]}" = 1 ]; then
+  run_stage "${stages[0]}"
+else
+  run_side_by_side
 fi
+for name in "${stages[@]}"; do
+  declare -F "alone_$name" >/dev/null || continue
+  printf '\n==== %s, alone ====\n' "$name"
+  run_stage "$name" alone
+done
+summarize
 exit "$failed"

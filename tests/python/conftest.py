@@ -6,9 +6,8 @@ go, straight to the C library, and as torch.compile and export see it, through t
 registered with PyTorch. No tensor is too small to be onepass's, but in test_small.py.
 """
 
-import os
 from contextlib import nullcontext
-from typing import Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
 import onepass
 import pytest
@@ -19,12 +18,6 @@ from torch.overrides import TorchFunctionMode
 SMALL_BY_DEFAULT = _native.set_small(-1, -1)  # elements on a CPU and on a GPU
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-
-
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """ONEPASS_TEST_SHARE=2/8: the second of eight shares, for eight processes side by side."""
-    share, shares = map(int, os.environ.get("ONEPASS_TEST_SHARE", "1/1").split("/"))
-    items[:] = items[share - 1::shares]
 
 
 def why_no_cuda() -> Optional[str]:
