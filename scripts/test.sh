@@ -339,10 +339,11 @@ run_stage() { # name [alone]
   echo "$verdict $((SECONDS - start + seconds))" >"$records/$name.result"
 }
 
-# In a process group of its own, so that it can be ended with all that it has started.
+# In a process group of its own, so that it can be ended with all that it has started. Threads that wait sleep: there
+# are others that can use their processor.
 start_stage() { # name
   set -m
-  (set +m && run_stage "$1") </dev/null >"$records/$1.log" 2>&1 &
+  (set +m && export OMP_WAIT_POLICY=passive && run_stage "$1") </dev/null >"$records/$1.log" 2>&1 &
   set +m
   active[$1]=$!
 }

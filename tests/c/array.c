@@ -98,9 +98,11 @@ static unsigned char *element(const array *a, int64_t i) {
   if (a->compact) {
     return (unsigned char *)array_data(a) + i * dtype_size(a->tensor.dtype);
   }
+  uint32_t left = (uint32_t)i; /* which many CPUs divide three times as fast as 64 bits */
   for (int d = a->tensor.ndim - 1; d >= 0; d--) {
-    position += i % a->shape[d] * a->strides[d];
-    i /= a->shape[d];
+    const uint32_t size = (uint32_t)a->shape[d];
+    position += left % size * a->strides[d];
+    left /= size;
   }
   return (unsigned char *)array_data(a) + position * dtype_size(a->tensor.dtype);
 }
