@@ -33,8 +33,7 @@
 
 #define NEVER_INLINE static __attribute__((noinline, unused))
 #if defined(ONEPASS_COMPACT)
-/* The same loops, but once: a copy for every case takes minutes to compile with the checks of sanitizers, and is too
- * much for a level that few CPUs take. */
+/* The same loops, but once: a copy for every case, checked by sanitizers, takes minutes to compile. */
 #define ALWAYS_INLINE static inline __attribute__((unused))
 #define UNROLL
 #define UNROLL_4
