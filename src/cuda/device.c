@@ -237,7 +237,9 @@ static onepass_status unpack_kernels(onepass_cuda_device *device, onepass_cuda_f
   device->unpacked[family] = onepass_unpack_xz(
       archive->begin, (size_t)(archive->end - archive->begin), &device->unpacked_size[family]);
   if (device->unpacked[family]) return ONEPASS_OK;
-  return onepass_fail(ONEPASS_OUT_OF_MEMORY, "device = %d: no memory for %zu bytes of kernels",
+  return onepass_fail(ONEPASS_OUT_OF_MEMORY,
+                      "device = %d: its kernels cannot be unpacked: expected memory for %zu bytes, "
+                      "and an archive that is not damaged",
                       (int)device->id, device->unpacked_size[family]);
 }
 
