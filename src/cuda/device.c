@@ -322,24 +322,33 @@ onepass_status onepass_cuda_load(const onepass_cuda_device *opened, onepass_cuda
 typedef struct whereabouts {
   CUmemorytype type; /* 0: the driver does not know the address */
   int device;
-  int managed;
 } whereabouts;
 
 static whereabouts find_memory(const onepass_cuda_api *api, const void *address) {
   whereabouts at = {0};
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                      CU_POINTER_ATTRIBUTE_IS_MANAGED};
-  void *values[] = {&at.type, &at.device, &at.managed};
+                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void *values[] = {&at.type, &at.device};
   const CUresult result =
-      api->cuPointerGetAttributes(3, attributes, values, (CUdeviceptr)(uintptr_t)address);
+      api->cuPointerGetAttributes(2, attributes, values, (CUdeviceptr)(uintptr_t)address);
   return result == CUDA_SUCCESS ? at : (whereabouts){0};
+}
+
+/* Whether the CPU and all devices may use it. */
+static bool is_managed(const onepass_cuda_api *api, const void *address) {
+  int managed = 0;
+  CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_IS_MANAGED;
+  void *value = &managed;
+  return api->cuPointerGetAttributes(1, &attribute, &value, (CUdeviceptr)(uintptr_t)address) ==
+             CUDA_SUCCESS &&
+         managed;
 }
 
 onepass_status onepass_cuda_check_memory(const onepass_cuda_device *device, const char *name,
                                          const void *address) {
   const whereabouts at = find_memory(cuda(), address);
-  if (at.managed || (at.type == CU_MEMORYTYPE_DEVICE && at.device == device->id)) return ONEPASS_OK;
+  if (at.type == CU_MEMORYTYPE_DEVICE && at.device == device->id) return ONEPASS_OK;
+  if (is_managed(cuda(), address)) return ONEPASS_OK;
   if (at.type == CU_MEMORYTYPE_DEVICE) {
     return onepass_fail(ONEPASS_BAD_DEVICE,
                         "%s = %p: expected memory of CUDA device %d, but it is that of device %d",
@@ -354,7 +363,7 @@ onepass_status onepass_cuda_check_host_memory(const char *name, const void *addr
   /* Only where the process uses CUDA already: a CPU run must not be what opens the driver. */
   if (!atomic_load_explicit(&any_device, memory_order_relaxed)) return ONEPASS_OK;
   const whereabouts at = find_memory(cuda(), address);
-  if (at.type != CU_MEMORYTYPE_DEVICE || at.managed) return ONEPASS_OK;
+  if (at.type != CU_MEMORYTYPE_DEVICE || is_managed(cuda(), address)) return ONEPASS_OK;
   return onepass_fail(ONEPASS_BAD_DEVICE,
                       "%s = %p: expected memory of the CPU, but it is that of CUDA device %d", name,
                       address, at.device);

@@ -2,6 +2,7 @@
 #include "norm/cuda.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "core/plan.h"
 
@@ -212,6 +213,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
       .weight_copies = buffers->weight ? workspace + l->weight_copies_at : NULL,
       .bias_copies = buffers->bias ? workspace + l->bias_copies_at : NULL,
       .copy_length = l->copy_length};
+  memcpy(args.by_axis, plan->cuda.norm.by_axis, sizeof args.by_axis);
   if (l->direct) {
     args.dweight_parts = buffers->dweight;
     args.dbias_parts = buffers->dbias;
@@ -241,11 +243,19 @@ static void describe(onepass_plan *plan) {
   plan->info.launches = way->step_count + (l->mail_size ? 1 : 0);
 }
 
+/* What the kernels would otherwise divide by, or for. */
+static void find_dividers(onepass_plan *plan) {
+  onepass_norm_problem *p = &plan->problem.norm;
+  p->one_over_n = 1 / (double)p->elements.count;
+  for (int axis = 0; axis < p->rows.ndim; axis++)
+    plan->cuda.norm.by_axis[axis] = onepass_divider_of(p->rows.size[axis]);
+}
+
 onepass_status onepass_norm_plan_cuda(onepass_plan *plan, onepass_cuda_kernel asked) {
   onepass_norm_problem *p = &plan->problem.norm;
   onepass_norm_cuda *ways = &plan->cuda.norm;
   const onepass_cuda_properties *device = onepass_cuda_properties_of(plan->device);
-  p->one_over_n = 1 / (double)p->elements.count;
+  find_dividers(plan);
   for (int i = 0; i < ONEPASS_NORM_ALIGNMENTS; i++) {
     onepass_norm_way *way = &ways->ways[i];
     bool possible = onepass_norm_choose_cuda(p, &plan->layouts, device, asked, i, &way->launch);
@@ -285,7 +295,7 @@ onepass_status onepass_groups_plan_cuda(onepass_plan *plan, onepass_cuda_kernel 
   /* Cells in any case: buffers may turn out not to be aligned. */
   onepass_status status = onepass_cells_plan_cuda(plan, as_rows ? ONEPASS_CUDA_BEST : asked);
   if (status != ONEPASS_OK || !as_rows) return status;
-  p->one_over_n = 1 / (double)p->elements.count;
+  find_dividers(plan);
   way->launch.by_channel = onepass_divider_of(p->spatial.count);
   status = add_steps(plan, way);
   if (way->launch.workspace > plan->info.workspace) plan->info.workspace = way->launch.workspace;

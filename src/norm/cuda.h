@@ -30,6 +30,7 @@ typedef struct onepass_norm_args {
   uint32_t zero;      /* for widen_anew */
   onepass_buffers at;
   onepass_walk rows, elements;
+  onepass_divider by_axis[ONEPASS_MAX_NDIM]; /* by the sizes of the axes of rows */
   double eps;
   double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;

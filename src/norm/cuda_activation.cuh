@@ -125,6 +125,22 @@ __device__ inline void multiply_by_slopes(int activation, C (&g)[N], C (&before)
 #undef ONEPASS_CASE
 }
 
+/* Calls write(pack, number, activation) for all packs that wait. Without an activation, which is the most common, they are
+ * written side by side; the code of activations is there once. */
+template <class P, int PACKS, class WRITE>
+__device__ inline void write_fused(P (&packs)[PACKS], int activation, WRITE write) {
+  if (activation == ONEPASS_NO_ACTIVATION) {
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) write(packs[i], i, (int)ONEPASS_NO_ACTIVATION);
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < PACKS; i++) {
+    write(packs[0], i, activation);
+    rotate(packs);
+  }
+}
+
 /* x + residual, rounded as if it had been written and read again. */
 template <class T, int VEC>
 __device__ inline pack<T, VEC> summed(const pack<T, VEC> &x, const pack<T, VEC> &residual) {

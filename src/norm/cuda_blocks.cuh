@@ -45,7 +45,7 @@ template <class T, class W, int STATISTIC, int PACKS, bool EARLY_WEIGHTS, bool F
 __device__ inline void blocks_forward(const norm_args &a) {
   const bool MOMENTS = STATISTIC == OF_MOMENTS;
   const bool EARLY = EARLY_WEIGHTS && (PACKS == BLOCKS_PACKS || !SAVES_REGISTERS);
-  const bool SPLIT = !EARLY || PACKS > BLOCKS_PACKS; /* faster there */
+  const bool SPLIT = !FUSED && (!EARLY || PACKS > BLOCKS_PACKS); /* faster there */
   typedef typename sums_of<T>::type C;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD;
   __shared__ plain_sums<C, SUMS> of_warps[2][BLOCKS_MOST_THREADS / WARP];
@@ -71,6 +71,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
   C guess = 0;
   if constexpr (MOMENTS && sizeof(T) > 2 && !FUSED)
     guess = mean_of_pack<T, C>(load_pack<T, VEC>(x));
+  if (sizeof(T) == 8 && !is_centered(a)) guess = 0; /* floats have kernels for squares */
   pack<W, VEC> weight[EARLY ? PACKS : 1], bias[EARLY ? PACKS : 1];
   if constexpr (EARLY) {
     const auto load = [&](const void *weights, const void *biases) {
@@ -106,9 +107,18 @@ __device__ inline void blocks_forward(const norm_args &a) {
     return find_scale<STATISTIC, T, FULL>(scale, sums, guess, again, a);
   });
   if (SAVES_REGISTERS) y = find_y();
+  if constexpr (FUSED) {
+    write_fused(held, a.activation, [&](const pack<T, VEC> &x, int i, int activation) {
+      pack<W, VEC> by, more;
+      if (!has(i)) return;
+      by = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
+      if (MOMENTS) more = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
+      store_pack(y + at(i), apply_forward<STATISTIC, T, W>(x, by, more, scale, activation));
+    });
+  }
   about_shift<T, SPLIT>(scale, [&](const row_scale<C> &by) {
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
+    for (int i = 0; i < PACKS && !FUSED; i++) {
       const int k = EARLY ? i : 0;
       if (!has(i)) continue;
       if constexpr (CHANNELS) {
@@ -123,8 +133,7 @@ __device__ inline void blocks_forward(const norm_args &a) {
         if (STATISTIC != OF_MAGNITUDES) weight[k] = aligned_weights<W, VEC>(a.at.weight, at(i), 1);
         if (MOMENTS) bias[k] = aligned_weights<W, VEC>(a.at.bias, at(i), 0);
       }
-      store_pack(y + at(i), apply_forward<STATISTIC, T, W>(held[i], weight[k], bias[k], by,
-                                                           FUSED ? a.activation : 0));
+      store_pack(y + at(i), apply_forward<STATISTIC, T, W>(held[i], weight[k], bias[k], by));
     }
   });
   if (STATISTIC != OF_MAGNITUDES && threadIdx.x == 0) save_moments<FULL>(scale, row, a);

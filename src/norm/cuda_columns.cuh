@@ -180,17 +180,6 @@ struct column_strip {
   }
 };
 
-/* 1 / denominator as a product of two numbers, so that neither is too large or too small for C. */
-template <class C>
-__device__ inline void split_scale(C &first, C &second, C denominator) {
-  const C far = sizeof(C) == 8 ? (C)0x1p512 : (C)0x1p64;
-  first = 1;
-  second = 1 / denominator;
-  if (is_normal(second)) return;
-  first = denominator < 1 ? far : 1 / far;
-  second = 1 / (denominator * first);
-}
-
 template <class T, int STATISTIC, int VEC>
 __device__ inline void columns_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
@@ -275,7 +264,9 @@ __device__ inline void columns_forward(const norm_args &a) {
   strip.for_columns([&](int t) {
     const C all = strip.sum_of(shared[CENTERED], t);
     if constexpr (STATISTIC == OF_MAGNITUDES) {
-      split_scale(shared[0][t], shared[1][t], scale_by_sum<C>(all, a).denominator);
+      const row_scale<C> row = scale_by_sum<C>(all, a);
+      shared[0][t] = row.first;
+      shared[1][t] = row.scale;
     } else {
       row_scale<C> row = {};
       if constexpr (CENTERED) {
@@ -402,7 +393,8 @@ __device__ inline void columns_backward(const norm_args &a) {
     const C first = strip.sum_of(shared[0], t);
     if constexpr (ABS) {
       const row_gradient<C> row = gradient_by_sums<C>(first, strip.sum_of(shared[1], t), a);
-      split_scale(shared[0][t], shared[1][t], row.denominator);
+      shared[0][t] = row.first;
+      shared[1][t] = row.scale;
       shared[2][t] = row.slope;
     } else if constexpr (CENTERED) {
       const row_gradient<C> row =

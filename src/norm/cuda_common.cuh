@@ -38,8 +38,7 @@ __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t 
   return offset + position * walk.stride[role][0];
 }
 
-/* The same for rows, of which there are fewer than 2^32 where they are on several axes: divisions of
- * 32 bits keep the kernels small. */
+/* The same for rows, of which there are fewer than 2^31 where they are on several axes. */
 template <class T, bool ONE_AXIS = false>
 __device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
   const onepass_walk &walk = a.rows;
@@ -48,9 +47,9 @@ __device__ inline T *row_of(const void *base, const norm_args &a, int role, int6
   unsigned position = (unsigned)row;
 #pragma unroll 1
   for (int axis = walk.ndim - 1; axis > 0; axis--) {
-    const unsigned size = (unsigned)walk.size[axis];
-    offset += position % size * walk.stride[role][axis];
-    position /= size;
+    const unsigned before = divide(position, a.by_axis[axis]);
+    offset += (position - before * (unsigned)walk.size[axis]) * walk.stride[role][axis];
+    position = before;
   }
   return (T *)base + offset + position * walk.stride[role][0];
 }
@@ -286,12 +285,10 @@ __device__ inline typename sums_of<T>::type guess_mean(const T *row, const norm_
 
 /* ---- What is done with them ------------------------------------------------------------------ */
 
-/* Forward: y = ((x - shift) * scale + offset) * weight + bias; ABS: y = x * scale, or x / denominator
- * where the scale is not a normal number. */
+/* Forward: y = ((x - shift) * scale + offset) * weight + bias; ABS: y = x * first * scale. */
 template <class C>
 struct row_scale {
-  C shift, scale, offset, denominator;
-  bool divide;
+  C shift, scale, offset, mean, first;
 };
 
 __device__ inline float one_over_root(float v) { return rsqrtf(v); }
@@ -306,6 +303,17 @@ __device__ inline bool is_normal(float v) {
 template <>
 __device__ inline bool is_normal(double v) {
   return v >= 0x1p-1022 && v <= 0x1.fffffffffffffp1023;
+}
+
+/* 1 / denominator as a product of two numbers, so that neither is too large or too small for C. */
+template <class C>
+__device__ inline void split_scale(C &first, C &second, C denominator) {
+  const C far = sizeof(C) == 8 ? (C)0x1p512 : (C)0x1p64;
+  first = 1;
+  second = 1 / denominator;
+  if (is_normal(second)) return;
+  first = denominator < 1 ? far : 1 / far;
+  second = 1 / (denominator * first);
 }
 
 /* What a row of this norm is divided by. */
@@ -341,9 +349,7 @@ __device__ inline C saved_mean(const C *mean, const norm_args &a) {
 template <class C>
 __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
   row_scale<C> row = {0};
-  row.denominator = (C)denominator_of(sum * a.share, a.eps, a);
-  row.scale = 1 / row.denominator;
-  row.divide = !is_normal(row.scale);
+  split_scale(row.first, row.scale, (C)denominator_of(sum * a.share, a.eps, a));
   return row;
 }
 
@@ -364,15 +370,14 @@ __device__ inline row_scale<C> scale_by_moments(double mean, double squares, con
 template <bool MOMENTS, class C>
 __device__ inline C apply_scale(const row_scale<C> &row, C x) {
   if (MOMENTS) return (x - row.shift) * row.scale + row.offset;
-  return row.divide ? x / row.denominator : x * row.scale;
+  return x * row.first * row.scale;
 }
 
-/* Backward. ABS: dx = dy * scale - sign(x) * slope; MOMENTS: z = (x - mean) * rstd + offset and
+/* Backward. ABS: dx = dy * first * scale - sign(x) * slope; MOMENTS: z = (x - mean) * rstd + offset and
  * dx = g * rstd + z * by_z + constant, g being dy * weight. */
 template <class C>
 struct row_gradient {
-  C scale, slope, denominator;
-  bool divide;
+  C first, scale, slope, denominator;
   C mean, rstd, offset, by_z, constant;
 };
 
@@ -380,10 +385,9 @@ template <class C>
 __device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
   row_gradient<C> row = {0};
   row.denominator = (C)denominator_of(sum * a.share, a.eps, a);
-  row.scale = 1 / row.denominator;
+  split_scale(row.first, row.scale, row.denominator);
   row.slope = (C)(dot * a.share) / row.denominator / row.denominator;
   if (a.clamp && sum * a.share < a.eps) row.slope = 0;
-  row.divide = !is_normal(row.scale);
   return row;
 }
 
@@ -413,7 +417,7 @@ __device__ inline C normalized(const row_gradient<C> &row, C x) {
 template <class C>
 __device__ inline C apply_l1_gradient(const row_gradient<C> &row, C x, C dy) {
   const C sign = (C)((x > 0) - (x < 0));
-  return (row.divide ? dy / row.denominator : dy * row.scale) - sign * row.slope;
+  return dy * row.first * row.scale - sign * row.slope;
 }
 
 template <class C>

@@ -253,7 +253,7 @@ struct team_member {
         result.scale.scale = one_over_root(sums.v[1] * one_over_n<C>(a) + eps_of<C>(a));
         result.scale.shift = mean;
         result.scale.offset = -sums.v[0] * result.scale.scale;
-        result.scale.denominator = mean + sums.v[0]; /* the mean */
+        result.scale.mean = mean + sums.v[0];
       } else {
         result.scale = {};
         result.scale.scale = scale_of_squares(sums.v[1] * one_over_n<C>(a), a);

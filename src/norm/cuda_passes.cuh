@@ -204,7 +204,8 @@ __device__ inline void passes_gather_sums(const norm_args &a) {
 template <class T, bool MOMENTS, bool FUSED = false>
 __device__ inline void passes_gather_aligned(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, true>::count, AHEAD = 4;
+  const int VEC = vector_of<T>::count, SUMS = pass_sums<MOMENTS, true>::count,
+            AHEAD = FUSED ? 2 : 4;
   __shared__ plain_sums<C, SUMS> of_warps[PASSES_BLOCK / WARP];
   const int64_t row = blockIdx.x % a.rows.count, segment = blockIdx.x / a.rows.count,
                 begin = segment * a.slice;
@@ -243,8 +244,8 @@ __device__ inline void passes_gather_aligned(const norm_args &a) {
           load_aligned_weights<T>(b, a.at.bias, begin + start + k * PASSES_BLOCK * VEC, a);
 #pragma unroll
         for (int j = 0; j < VEC; j++)
-          g[j] *= activation_slope(a.activation,
-                                   (v[j] - mean) * rstd * w[k][j] + (a.at.bias ? b[j] : (C)0));
+          b[j] = (v[j] - mean) * rstd * w[k][j] + (a.at.bias ? b[j] : (C)0);
+        multiply_by_slopes(a.activation, g, b);
       }
       add_products<MOMENTS>(mine, v, g, w[k], mean, rstd);
     }
@@ -340,10 +341,8 @@ __device__ inline row_gradient<C> merged_gradient(const norm_args &a, int64_t ro
     gradient.by_z = found[1];
     gradient.constant = found[2];
   } else {
-    gradient.denominator = found[0];
+    split_scale(gradient.first, gradient.scale, found[0]);
     gradient.slope = found[1];
-    gradient.scale = 1 / gradient.denominator;
-    gradient.divide = !is_normal(gradient.scale);
   }
   return gradient;
 }
@@ -496,13 +495,12 @@ __device__ inline void passes_forward_fused(const norm_args &a) {
       x_of[k] = from.template take_again<VEC>(begin + slot * VEC - view.phase);
   }
   const row_scale<C> scale = scale_by_moments<C>(sums[0], sums[1], a);
-#pragma unroll
-  for (int k = 0; k < PACKS; k++) {
+  const auto write = [&](const pack<T, VEC> &x, int k, int activation) {
     const int slot = threadIdx.x + k * PASSES_BLOCK;
     const int64_t at = begin + slot * VEC - view.phase;
-    if (!view.is_whole(slot)) continue;
+    if (!view.is_whole(slot)) return;
     C v[VEC], weight[VEC], bias[VEC];
-    widen_pack(v, x_of[k]);
+    widen_pack(v, x);
     if (a.at.weight) load_weights_at<T>(weight, a.at.weight, at, a);
     if (a.at.bias) load_weights_at<T>(bias, a.at.bias, at, a);
 #pragma unroll
@@ -511,9 +509,10 @@ __device__ inline void passes_forward_fused(const norm_args &a) {
       if (a.at.weight) v[j] *= weight[j];
       if (a.at.bias) v[j] += bias[j];
     }
-    activate_all(a.activation, v);
+    activate_all(activation, v);
     store_pack(y + at, narrow_pack<C, T, VEC>(v));
-  }
+  };
+  write_fused(x_of, a.activation, write);
   if (threadIdx.x >= 2) return;
   /* The elements of the first and the last slot, where they are partly another's. */
   const int slot = threadIdx.x ? view.slots() - 1 : 0;
@@ -575,20 +574,23 @@ __device__ inline void passes_backward(const norm_args &a) {
       C v[VEC], g[VEC], out[VEC];
       widen_pack(v, at_x[k]);
       widen_pack(g, at_dy[k]);
-      C bias[VEC], more[VEC]; /* fused alone */
+      C more[VEC]; /* fused alone */
       if constexpr (FUSED) {
+        C before[VEC];
 #pragma unroll
-        for (int j = 0; j < VEC; j++) bias[j] = more[j] = 0;
-        if (a.at.bias) load_aligned_weights<T>(bias, a.at.bias, begin + k * step, a);
+        for (int j = 0; j < VEC; j++) before[j] = more[j] = 0;
+        if (a.at.bias) load_aligned_weights<T>(before, a.at.bias, begin + k * step, a);
         if (a.at.dsum)
           widen_pack(more, load_pack<T, VEC>(row_of<T>(a.at.dsum, a, ONEPASS_ROLE_DSUM, row) +
                                              begin + k * step));
+#pragma unroll
+        for (int j = 0; j < VEC; j++) before[j] += normalized(gradient, v[j]) * weight[k][j];
+        multiply_by_slopes(a.activation, g, before);
       }
 #pragma unroll
       for (int j = 0; j < VEC; j++) {
         if constexpr (MOMENTS) {
           const C z = normalized(gradient, v[j]);
-          if (FUSED) g[j] *= activation_slope(a.activation, z * weight[k][j] + bias[j]);
           dweight[k][j] += g[j] * z;
           dbias[k][j] += g[j];
           out[j] = apply_moments_gradient(gradient, z, g[j] * weight[k][j]);

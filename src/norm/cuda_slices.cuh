@@ -246,12 +246,9 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
 #pragma unroll
     for (int j = 0; j < VEC; j++) v[j] = (v[j] * scale.scale + scale.offset) * by[j] + more[j];
     activate_all(activation, v);
-  } else if (scale.divide) {
-#pragma unroll
-    for (int j = 0; j < VEC; j++) v[j] /= scale.denominator;
   } else {
 #pragma unroll
-    for (int j = 0; j < VEC; j++) v[j] *= scale.scale;
+    for (int j = 0; j < VEC; j++) v[j] = v[j] * scale.first * scale.scale;
   }
   return narrow_pack<C, T, VEC>(v);
 }
@@ -313,6 +310,7 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
                                   bool again, const norm_args &a) {
   if constexpr (STATISTIC == OF_SQUARES) {
     scale = {};
+    scale.first = 1; /* for wide blocks, which know no weights */
     scale.scale = scale_of_squares(sums.v[0] * one_over_n<C>(a), a);
   } else if constexpr (STATISTIC == OF_MOMENTS) {
     if (!CENTERED && !is_centered(a)) {
@@ -328,12 +326,11 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
     scale.scale = one_over_root(found.squares * one_over_n<C>(a) + eps_of<C>(a));
     scale.shift = guess;
     scale.offset = -found.more * scale.scale;
-    scale.denominator = guess + found.more; /* the mean */
+    scale.mean = guess + found.more;
   } else {
     scale = {};
-    scale.denominator = denominator_of(sums.v[0] * share_of<C>(a), eps_of<C>(a), a);
-    scale.scale = 1 / scale.denominator;
-    scale.divide = !is_normal(scale.scale);
+    split_scale(scale.first, scale.scale,
+                denominator_of(sums.v[0] * share_of<C>(a), eps_of<C>(a), a));
   }
   return true;
 }
@@ -384,7 +381,7 @@ __device__ inline void about_shifts(const row_scale<C> (&scale)[ROWS], WRITE wri
 
 template <bool ONE_AXIS, class C>
 __device__ inline void save_moments(const row_scale<C> &scale, int64_t row, const norm_args &a) {
-  if (a.at.mean) *row_of<C, ONE_AXIS>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = scale.denominator;
+  if (a.at.mean) *row_of<C, ONE_AXIS>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = scale.mean;
   if (a.at.rstd) *row_of<C, ONE_AXIS>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = scale.scale;
 }
 
@@ -408,10 +405,9 @@ __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums,
   } else {
     const C norm = sums.v[0] * share_of<C>(a);
     row.denominator = denominator_of(norm, eps_of<C>(a), a);
-    row.scale = 1 / row.denominator;
+    split_scale(row.first, row.scale, row.denominator);
     row.slope = sums.v[1] * share_of<C>(a) / row.denominator / row.denominator;
     if (a.clamp && norm < eps_of<C>(a)) row.slope = 0;
-    row.divide = !is_normal(row.scale);
   }
   return row;
 }

@@ -58,8 +58,9 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 template <class T, class C, int VEC>
 __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w,
                                   const norm_args &a) {
-  if (sizeof(T) == 2) return 0;              /* as guess_mean */
-  if (VEC == 1 && !is_centered(a)) return 0; /* packs of them have kernels for squares */
+  if (sizeof(T) == 2) return 0; /* as guess_mean */
+  /* Packs of floats have kernels for squares. */
+  if ((VEC == 1 || sizeof(T) == 8) && !is_centered(a)) return 0;
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
 }
 
@@ -72,7 +73,7 @@ struct block_moments {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       if (w.lane != 0) continue;
-      means[r * w.of_block + w.row] = scale[r].denominator;
+      means[r * w.of_block + w.row] = scale[r].mean;
       rstds[r * w.of_block + w.row] = scale[r].scale;
     }
   }
@@ -174,19 +175,33 @@ __device__ inline void warps_forward(const norm_args &a) {
   for (int r = 0; r < ROWS && WEIGHTS && !TOGETHER; r++) {
     if (w.lane == 0 && is_active(r)) save_moments<false>(scale[r], row(r), a);
   }
+  T *y[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) y[r] = row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
+  if constexpr (FUSED) { /* a row, whose weights take turns with its packs */
+    write_fused(x[0], a.activation, [&](const pack<T, VEC> &of_x, int i, int activation) {
+      const int k = activation ? 0 : i, l = MOMENTS ? k : 0;
+      if (is_active(0) && has(i))
+        store_pack(y[0] + w.column(i, VEC),
+                   apply_forward<STATISTIC, T, W>(of_x, weight[k], bias[l], scale[0], activation));
+      if (activation) {
+        rotate(weight);
+        rotate(bias);
+      }
+    });
+  }
   about_shifts<T, FULL>(scale, [&](const row_scale<C>(&by)[ROWS]) {
 #pragma unroll
-    for (int i = 0; i < PACKS; i++) {
+    for (int i = 0; i < PACKS && !FUSED; i++) {
       const int column = w.column(i, VEC), k = WEIGHTS ? i : 0, l = MOMENTS ? i : 0;
       if (!has(i)) continue;
       if (WEIGHTS) stay_packed(weight[k]);
       if (MOMENTS) stay_packed(bias[l]);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
-        const pack<T, VEC> made = apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], by[r],
-                                                                 FUSED ? a.activation : 0);
-        T *y = row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
-        if (is_active(r)) store_pack(y + column, made);
+        const pack<T, VEC> made =
+            apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], by[r]);
+        if (is_active(r)) store_pack(y[r] + column, made);
       }
     }
   });

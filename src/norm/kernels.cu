@@ -81,25 +81,27 @@ struct packs {
   KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
-/* With two packs and two rows a lane, still 1024 threads on a multiprocessor. */
-#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                         \
-  KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,                        \
-            (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))          \
-  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
-            name##_forward_vector_2##suffix,                                              \
-            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))          \
-  KERNEL(256, name##_backward_vector_1##suffix,                                           \
-         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                     \
-  KERNEL(256, name##_backward_vector_2##suffix,                                           \
+/* With two packs and two rows a lane, still 768 threads on a multiprocessor. */
+#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                \
+  KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,               \
+            (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args))) \
+  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? 12 : 8,  \
+            name##_forward_vector_2##suffix,                                     \
+            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args))) \
+  KERNEL(256, name##_backward_vector_1##suffix,                                  \
+         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))            \
+  KERNEL(256, name##_backward_vector_2##suffix,                                  \
          (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
 
-/* Rows of which every thread has as many packs. */
+/* Rows of which every thread has as many packs: fewer registers, and 1024 threads. */
 #define FULL_WARPS_KERNEL(name, suffix, W, STATISTIC)                                     \
   KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
             name##_forward_vector_2_full##suffix,                                         \
             (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS, false, true>(args)))
 FULL_WARPS_KERNEL(abs_warps, , element, OF_MAGNITUDES)
+#ifndef ONEPASS_ELEMENT_f64
 FULL_WARPS_KERNEL(squares_warps, , element, OF_SQUARES)
+#endif
 FULL_WARPS_KERNEL(moments_warps, , element, OF_MOMENTS)
 #ifdef ONEPASS_IS_HALF
 FULL_WARPS_KERNEL(moments_warps, _f32, float, OF_MOMENTS)
@@ -178,9 +180,10 @@ KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, OF_MAGN
 KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
 KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
 
-/* No mean to take off and no bias to add: less to do, and fewer registers. */
+/* No mean to take off and no bias to add: less to do, and fewer registers. Doubles go the way of moments. */
+#ifndef ONEPASS_ELEMENT_f64
 WARPS_KERNELS(squares_warps, , element, OF_SQUARES)
-KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, squares_blocks_forward,
+KERNEL_AT(BLOCKS_MOST_THREADS, 2, squares_blocks_forward,
           (blocks_forward<element, element, OF_SQUARES, BLOCKS_PACKS, true>(args)))
 KERNEL_AT(BLOCKS_MOST_THREADS, 1, squares_blocks_forward_long,
           (blocks_forward<element, element, OF_SQUARES, BLOCKS_MANY_PACKS, true>(args)))
@@ -189,7 +192,8 @@ KERNEL_AT(
     RING_MOST_THREADS, 1, squares_ring_backward_narrow,
     (ring_backward<element, element, OF_SQUARES, packs<element, true>::RING_BACKWARD_NARROW>(args)))
 KERNEL_AT(RING_MOST_THREADS, 1, squares_ring_backward_broad,
-          (ring_backward < element, element, OF_SQUARES, VECTOR == 2 ? 3 : 4 > (args)))
+          (ring_backward<element, element, OF_SQUARES, 4>(args)))
+#endif
 
 KERNELS_OF(moments, true)
 KERNEL_AT(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
@@ -208,17 +212,22 @@ KERNEL_AT(BLOCKS_MOST_THREADS, 4, moments_blocks_forward_thin,
           (blocks_forward<element, element, OF_MOMENTS, BLOCKS_FEW_PACKS, false>(args)))
 #endif
 
-/* With a residual before the norm or an activation behind it: fewer kinds, as more is moved and done. */
-#define FUSED_KERNELS(op, suffix, W, STATISTIC)                                          \
-  KERNEL(256, op##_warps_forward_vector_4_fused##suffix,                                 \
-         (warps_forward<element, W, STATISTIC, VECTOR, 4, 1, true>(args)))               \
-  KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, op##_blocks_forward_fused##suffix, \
-            (blocks_forward<element, W, STATISTIC, BLOCKS_PACKS, false, true>(args)))    \
-  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long_fused##suffix,              \
+/* With a residual before the norm or an activation behind it: fewer kinds, as more is moved and done. Doubles are read
+ * twice. */
+#define FUSED_KERNELS(op, suffix, W, STATISTIC)                                       \
+  KERNEL(256, op##_warps_forward_vector_4_fused##suffix,                              \
+         (warps_forward<element, W, STATISTIC, VECTOR, 4, 1, true>(args)))            \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 2, op##_blocks_forward_fused##suffix,                \
+            (blocks_forward<element, W, STATISTIC, BLOCKS_PACKS, false, true>(args))) \
+  KERNEL_AT(BLOCKS_MOST_THREADS, 1, op##_blocks_forward_long_fused##suffix,           \
             (blocks_forward<element, W, STATISTIC, BLOCKS_MANY_PACKS, false, true>(args)))
 
+#ifndef ONEPASS_ELEMENT_f64
 FUSED_KERNELS(moments, , element, OF_MOMENTS)
 FUSED_KERNELS(squares, , element, OF_SQUARES)
+KERNEL(256, moments_warps_forward_scalar_8_fused,
+       (warps_forward<element, sums, true, 1, 8, 1, true>(args)))
+#endif
 KERNEL(256, moments_gather_forward_fused, (passes_gather_sums<element>(args)))
 KERNEL(256, moments_apply_forward_fused, (passes_forward_fused<element>(args)))
 KERNEL(256, moments_gather_backward_fused, (passes_gather_aligned<element, true, true>(args)))
@@ -226,8 +235,6 @@ KERNEL(256, moments_apply_backward_fused, (passes_backward<element, true, VECTOR
 KERNEL(256, moments_strided_forward_fused, (strided_forward<element, true, true>(args)))
 KERNEL(256, moments_strided_backward_fused, (strided_backward<element, true, true>(args)))
 KERNEL(256, moments_strided_sums_fused, (strided_sums<element, true>(args)))
-KERNEL(256, moments_warps_forward_scalar_8_fused,
-       (warps_forward<element, sums, true, 1, 8, 1, true>(args)))
 #ifdef ONEPASS_IS_HALF
 FUSED_KERNELS(moments, _f32, float, OF_MOMENTS)
 WARPS_KERNELS(moments_warps, _f32, float, true)
@@ -251,12 +258,12 @@ KERNEL(SHIFT_BLOCK, moments_shift_weights_f32, (make_shifted_copies<element, flo
 #endif
 
 /* Weights by channel, where rows are groups of channels that are read once. */
-KERNEL_AT(BLOCKS_MOST_THREADS, VECTOR == 2 ? 1 : 2, moments_blocks_forward_channels,
+#ifndef ONEPASS_ELEMENT_f64
+KERNEL_AT(BLOCKS_MOST_THREADS, 2, moments_blocks_forward_channels,
           (blocks_forward<element, element, true, BLOCKS_PACKS, false, false, true>(args)))
 KERNEL_AT(BLOCKS_MOST_THREADS, 1, moments_blocks_forward_long_channels,
           (blocks_forward<element, element, true, BLOCKS_MANY_PACKS, false, false, true>(args)))
 PLAIN_KERNEL(TIDE_THREADS, 1, moments_tide_forward_channels, (tide_rows<element, false>(args)))
-#ifndef ONEPASS_ELEMENT_f64
 PLAIN_KERNEL(TIDE_THREADS, 1, moments_tide_forward, (tide_rows<element, true>(args)))
 #endif
 

@@ -153,7 +153,7 @@ static bool choose_warps(onepass_norm_choice *c) {
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
   const int64_t most_packs = !l->width ? 8 : c->fused ? 4 : 2;
   if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
-  if (c->fused && c->p->backward) return false;
+  if (c->fused && (c->p->backward || c->size == 8)) return false;
   /* Several packs a lane are several loads under way, and fewer lanes to add up the sums of. Single elements: a row's
    * lanes still read 128 bytes at once. Backward a lane has sums of its columns, so it has few. */
   const int64_t lanes_worth = !l->width ? 128 / c->size : c->p->backward ? WARP : 1;
@@ -175,6 +175,8 @@ static bool choose_warps(onepass_norm_choice *c) {
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
                       : blocks;
+  /* A block goes on to its second rows sooner than another launch adds up the sums of two. */
+  if (l->grid == 2 && c->summed && are_like_sums(c)) l->grid = 1;
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
@@ -255,6 +257,7 @@ static bool choose_blocks(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
     return false;
+  if (c->size == 8 && (c->fused || c->channels)) return false;
   l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
              : rows_are_alike(c) ? ONEPASS_NORM_PHASED
                                  : ONEPASS_NORM_SCALAR;
@@ -283,7 +286,7 @@ static int64_t blocks_in_phase(const onepass_norm_choice *c, int64_t most_blocks
 
 /* Packs of a thread: the narrow kernel or the broad one. kernels.cu has the same numbers. */
 static int64_t ring_packs(const onepass_norm_choice *c, bool broad) {
-  if (c->l->squares && broad) return c->size == 8 ? 3 : 4;
+  if (c->l->squares && broad) return 4;
   if (c->p->backward) return (c->size == 4 ? 3 : 2) + broad;
   return (has_f32_weights(c) ? 2 : 3) + broad;
 }
@@ -428,7 +431,7 @@ static bool choose_tide(onepass_norm_choice *c) {
   const int64_t chip = c->device->multiprocessors;
   const bool by_column = c->weights && !c->channels;
   if (c->device->major < 9 || c->p->backward || !c->moments || !takes_vectors(c)) return false;
-  if (by_column && (c->size == 8 || has_f32_weights(c))) return false;
+  if (c->size == 8 || (by_column && has_f32_weights(c))) return false;
   const int64_t chunk = TIDE_WRITERS * c->vec, room = TIDE_WRITERS * 16;
   const int64_t slots = (c->device->shared_block - TIDE_MEMORY) / room;
   const int64_t ring = onepass_least(slots - (by_column ? TIDE_BIASES : 0), TIDE_MOST_RING);
@@ -546,8 +549,8 @@ static bool try_kernel(onepass_norm_choice *c, onepass_cuda_kernel kernel) {
     return false;
   }
   if (kernel == ONEPASS_CUDA_COLUMNS) return onepass_choose_columns(c);
-  /* row_of in cuda_common.cuh divides by 32-bit sizes. */
-  if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > UINT32_MAX)) return false;
+  /* row_of in cuda_common.cuh divides numbers below 2^31. */
+  if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > INT32_MAX)) return false;
   switch (kernel) {
     case ONEPASS_CUDA_WARPS:
       return choose_warps(c);
@@ -605,10 +608,11 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
       .alignment = alignment,
       .moments = problem->op->statistic == ONEPASS_STATISTIC_MOMENTS,
       .fused = problem->activation || (layouts->present & FUSED_ROLES),
+      /* Doubles have no kernels for squares alone. */
       .plain = problem->op->statistic == ONEPASS_STATISTIC_ABS ||
-               (problem->op->denominator != ONEPASS_BY_DEVIATION &&
+               (size < 8 && problem->op->denominator != ONEPASS_BY_DEVIATION &&
                 !onepass_has(layouts, ONEPASS_ROLE_WEIGHT)),
-      .squares = problem->op->denominator != ONEPASS_BY_DEVIATION &&
+      .squares = size < 8 && problem->op->denominator != ONEPASS_BY_DEVIATION &&
                  problem->op->statistic == ONEPASS_STATISTIC_MOMENTS &&
                  problem->weight_type == problem->type,
       .by_channel = onepass_norm_by_channel(problem),

@@ -15,6 +15,7 @@ typedef struct onepass_norm_way {
 } onepass_norm_way;
 
 typedef struct onepass_norm_cuda {
+  onepass_divider by_axis[ONEPASS_MAX_NDIM];      /* by the sizes of the axes of rows */
   onepass_norm_way ways[ONEPASS_NORM_ALIGNMENTS]; /* by where the buffers of a run start */
 } onepass_norm_cuda;
 

@@ -22,7 +22,7 @@ typedef struct onepass_pool_args {
   double one_over_kernel;
   /* windows: outputs begin..end need no element beyond the line and no divisor but the kernel. */
   int64_t plain_begin, plain_end;
-  /* windows: a line's slots are shared by `tiles` blocks, or a block has several lines. */
+  /* windows: a line's slots, or by doubling its outputs, are shared by `tiles` blocks, or a block has several lines. */
   int32_t tiles, lanes, lines_of_block;
   int32_t tile; /* outputs of a block */
 } onepass_pool_args;
@@ -55,11 +55,16 @@ enum {
   ONEPASS_BOX_TENSORS
 };
 
+enum { ONEPASS_BOX_AVG, ONEPASS_BOX_MAX, ONEPASS_BOX_LP };
+
 typedef struct onepass_box_axis {
   int64_t kernel, stride, padding, dilation, extent, length, pooled; /* as in onepass_pool_axis */
   int64_t count;                     /* of what threads make: y's, or backward dx's */
   int64_t step[ONEPASS_BOX_TENSORS]; /* from one element to the next */
-  onepass_divider by_count, by_stride;
+  /* Output o's window holds element e if e * element_scale - o * output_scale + ahead is at least 0, less than `reach`
+   * and a multiple of the dilation. The second is the stride unless windows are adaptive. */
+  int64_t element_scale, output_scale, ahead, reach;
+  onepass_divider by_count, by_output_scale, by_dilation, by_pooled;
 } onepass_box_axis;
 
 /* Walks: along the first of the three axes, `chunk` of its outputs a thread. A block has `lanes` neighbours along the
@@ -71,7 +76,7 @@ typedef struct onepass_box_walk {
   int32_t steady; /* rows of inputs are whole packs of 16 bytes apart */
   int32_t even;   /* rows of outputs begin at multiples of 16 bytes, and are made of such */
   int64_t blocks_wide, chunks;
-  onepass_divider by_high;
+  onepass_divider by_blocks_wide, by_chunks, by_high;
   uint64_t gaps;         /* bit i: planes i more than a multiple of the stride are in no window */
   int64_t index_step[3]; /* what a step along an axis adds to an index */
 } onepass_box_walk;
@@ -79,6 +84,7 @@ typedef struct onepass_box_walk {
 /* Bands and slides: a row of outputs is `strips` of `outputs` each, and a strip is made by `lanes` threads. */
 typedef struct onepass_box_strips {
   int32_t outputs, strips;
+  onepass_divider by_strips, by_groups;
   int32_t lanes; /* a power of two */
   int32_t
       at_once; /* bands: rows of inputs that are asked for at a time, if there are registers for them */
@@ -109,6 +115,7 @@ typedef struct onepass_box_args {
   /* Each group of blocks has `group` outer positions, so that 32 bits count what a group makes. */
   int64_t group, group_blocks;
   onepass_divider by_group_blocks;
+  int32_t op; /* ONEPASS_BOX_AVG and so on, for kernels that are for all of them */
   int32_t adaptive, count_include_pad;
   int32_t many_terms; /* add up in double */
   int32_t uniform;    /* every sum is multiplied by `factor` */

@@ -132,21 +132,20 @@ __device__ static void band_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
   const onepass_box_strips &s = a.strips;
   const onepass_box_axis &rows = a.axis[1], &planes = a.axis[0];
-  const unsigned team = threadIdx.x / (unsigned)s.lanes;
-  unsigned rest = blockIdx.x * (BANDS_BLOCK / (unsigned)s.lanes) + team;
-  const int strip = (int)(rest % (unsigned)s.strips);
-  rest /= (unsigned)s.strips;
-  int high = (int)(rest % (unsigned)s.groups) * s.rows;
-  rest /= (unsigned)s.groups;
-  const unsigned outer = (unsigned)divide_by((int)rest, planes.by_count, 0);
-  const int deep = (int)(rest - outer * (unsigned)planes.pooled);
+  const int log_lanes = __popc(s.lanes - 1), team = (int)threadIdx.x >> log_lanes;
+  const int number = (int)blockIdx.x * (BANDS_BLOCK >> log_lanes) + team;
+  const int all_rows = divide_by(number, s.by_strips, 0), strip = number - all_rows * s.strips;
+  const int all_planes = divide_by(all_rows, s.by_groups, 0);
+  int high = (all_rows - all_planes * s.groups) * s.rows;
+  const int outer = divide_by(all_planes, planes.by_count, 0);
+  const int deep = all_planes - outer * (int)planes.pooled;
   const bool exists = outer < a.outer; /* or else only the barriers need these threads */
   const int memory = s.lanes * VEC + s.lanes * VEC / 32;
-  const window_band<OP> band(a, (sums *)tile_memory + team * (unsigned)memory, strip);
+  const window_band<OP> band(a, (sums *)tile_memory + team * memory, strip);
   const bool gathers = exists && band.has_columns();
   const element *x = (const element *)a.tensor[ONEPASS_BOX_X] +
-                     (int64_t)outer * a.outer_step[ONEPASS_BOX_X] + band.begin + band.lane * VEC;
-  element *y = (element *)a.tensor[ONEPASS_BOX_Y] + (int64_t)outer * a.outer_step[ONEPASS_BOX_Y] +
+                     outer * a.outer_step[ONEPASS_BOX_X] + band.begin + band.lane * VEC;
+  element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y] +
                deep * planes.step[ONEPASS_BOX_Y] + high * rows.step[ONEPASS_BOX_Y];
   for (int i = 0; i < s.rows; i++, high++, y += rows.step[ONEPASS_BOX_Y]) {
     const bool has_row = high < (int)rows.pooled;

@@ -13,11 +13,20 @@
 
 typedef onepass_box_args box_args;
 
-enum { BOX_AVG, BOX_MAX, BOX_LP };
+/* BOX_ANY: the operator that the argument names. */
+enum { BOX_AVG = ONEPASS_BOX_AVG, BOX_MAX = ONEPASS_BOX_MAX, BOX_LP = ONEPASS_BOX_LP, BOX_ANY };
+template <int OP>
+__device__ inline bool is_op(const box_args &a, int op) {
+  return OP == BOX_ANY ? a.op == op : OP == op;
+}
 
 /* ---- Positions --------------------------------------------------------------------------------- */
 
-__device__ inline int64_t divide_by(int64_t n, onepass_divider, int64_t by) { return n / by; }
+/* Not in line: it is long, and rarely needed. */
+__device__ static __noinline__ int64_t divide_long(int64_t n, int64_t by) { return n / by; }
+__device__ inline int64_t divide_by(int64_t n, onepass_divider, int64_t by) {
+  return divide_long(n, by);
+}
 __device__ inline int32_t divide_by(int32_t n, onepass_divider d, int64_t) {
   return (int32_t)divide((unsigned)n, d);
 }
@@ -79,26 +88,15 @@ struct box_side {
   sums divisor;
 };
 
-/* An axis that the operator does not have: not worth a division. */
-__device__ inline bool is_absent(const onepass_box_axis &x) {
-  return x.length == 1 && x.kernel == 1 && x.pooled == 1;
-}
-
 template <class I>
 __device__ inline box_side<I> window_along(const box_args &a, int axis, I output) {
   const onepass_box_axis &x = a.axis[axis];
   const I length = (I)x.length, padding = (I)x.padding, dilation = (I)x.dilation;
   box_side<I> w;
-  if (is_absent(x)) {
-    w.begin = 0;
-    w.end = w.step = 1;
-    w.divisor = 1;
-    return w;
-  }
   if (a.adaptive) {
     const I pooled = (I)x.pooled;
-    w.begin = output * length / pooled;
-    w.end = ((output + 1) * length + pooled - 1) / pooled;
+    w.begin = divide_by(output * length, x.by_pooled, pooled);
+    w.end = divide_by((output + 1) * length + pooled - 1, x.by_pooled, pooled);
     w.step = 1;
     w.divisor = (sums)(w.end - w.begin);
     return w;
@@ -107,39 +105,32 @@ __device__ inline box_side<I> window_along(const box_args &a, int axis, I output
   w.end = w.begin + (I)x.extent;
   if (w.end > length + padding) w.end = length + padding;
   const I with_padding = w.end - w.begin;
-  if (w.begin < 0) w.begin = dilation == 1 ? 0 : w.begin % dilation;
-  if (w.begin < 0) w.begin += dilation;
+  /* The first of the window's elements that exists. */
+  if (w.begin < 0) w.begin += divide_by(dilation - 1 - w.begin, x.by_dilation, dilation) * dilation;
   if (w.end > length) w.end = length;
   w.step = dilation;
   w.divisor = (sums)(a.count_include_pad ? with_padding : w.end - w.begin);
   return w;
 }
 
+/* Whether the window of an output along an axis holds an element that there is. */
 template <class I>
-__device__ inline bool is_in(const box_side<I> &w, I element) {
-  return element >= w.begin && element < w.end &&
-         (w.step == 1 || (element - w.begin) % w.step == 0);
+__device__ inline bool holds_along(const box_args &a, int axis, I output, I element) {
+  const onepass_box_axis &x = a.axis[axis];
+  const I dilation = (I)x.dilation;
+  const I distance = element * (I)x.element_scale - output * (I)x.output_scale + (I)x.ahead;
+  return distance >= 0 && distance < (I)x.reach &&
+         (dilation == 1 || divide_by(distance, x.by_dilation, dilation) * dilation == distance);
 }
 
 /* The outputs whose windows may hold an element. */
 template <class I>
 __device__ inline void outputs_along(const box_args &a, int axis, I element, I &begin, I &end) {
   const onepass_box_axis &x = a.axis[axis];
-  const I pooled = (I)x.pooled;
-  if (is_absent(x)) {
-    begin = 0;
-    end = 1;
-    return;
-  }
-  if (a.adaptive) {
-    const I length = (I)x.length;
-    begin = element * pooled / length;
-    end = ((element + 1) * pooled + length - 1) / length;
-    return;
-  }
-  const I at = element + (I)x.padding, before = at - (I)x.extent;
-  begin = before < 0 ? 0 : divide_by(before, x.by_stride, x.stride) + 1;
-  end = divide_by(at, x.by_stride, x.stride) + 1;
+  const I pooled = (I)x.pooled, scale = (I)x.output_scale;
+  const I at = element * (I)x.element_scale + (I)x.ahead, before = at - (I)x.reach;
+  begin = before < 0 ? 0 : divide_by(before, x.by_output_scale, scale) + 1;
+  end = divide_by(at, x.by_output_scale, scale) + 1;
   if (end > pooled) end = pooled;
 }
 
@@ -211,6 +202,7 @@ __device__ static void box_forward(const box_args &a) {
 #pragma unroll
   for (int k = 0; k < 3; k++) w[k] = window_along(a, k, place.at[k]);
   const I high = (I)a.axis[1].length, wide = (I)a.axis[2].length;
+  const bool max = is_op<OP>(a, BOX_MAX), lp = is_op<OP>(a, BOX_LP);
   long_sum sum[PACK];
   sums largest[PACK], v[PACK];
   I index[PACK];
@@ -233,23 +225,23 @@ __device__ static void box_forward(const box_args &a) {
       }
     }
   };
-  if constexpr (OP == BOX_MAX) {
+  if (OP == BOX_AVG && !a.many_terms) { /* what the compiler asks for many of at a time */
+    go_through([&](int j, I) { sum[j].part += v[j]; });
+  } else {
     go_through([&](int j, I at) {
-      /* The first of several largest, but the last of several NaNs. */
-      if (v[j] > largest[j] || v[j] != v[j]) {
+      if (lp) {
+        sum[j].add_exactly(power_of((double)v[j], a.p));
+      } else if (!max) {
+        sum[j].add(a, v[j]);
+      } else if (v[j] > largest[j] || v[j] != v[j]) {
+        /* The first of several largest, but the last of several NaNs. */
         largest[j] = v[j];
         index[j] = at;
       }
     });
-  } else if constexpr (OP == BOX_LP) {
-    go_through([&](int j, I) { sum[j].add_exactly(power_of((double)v[j], a.p)); });
-  } else if (a.many_terms) {
-    go_through([&](int j, I) { sum[j].add(a, v[j]); });
-  } else { /* what the compiler asks for many of at a time */
-    go_through([&](int j, I) { sum[j].part += v[j]; });
   }
   element *y = place.template plane<element>(a, ONEPASS_BOX_Y) + place.offset(a, ONEPASS_BOX_Y);
-  if constexpr (OP == BOX_MAX) {
+  if (max) {
     store_values(y, largest);
     if (a.tensor[ONEPASS_BOX_INDICES]) {
       int64_t *indices = place.template plane<int64_t>(a, ONEPASS_BOX_INDICES) +
@@ -262,7 +254,7 @@ __device__ static void box_forward(const box_args &a) {
   const sums divisor = box_divisor(a, w[0].divisor, w[1].divisor, w[2].divisor);
 #pragma unroll
   for (int j = 0; j < PACK; j++) {
-    if (OP == BOX_LP) {
+    if (lp) {
       const double sum_of_all = sum[j].total / (double)divisor * a.elements;
       v[j] = (sums)(a.p == 2   ? sqrt(sum_of_all)
                     : a.p == 1 ? sum_of_all
@@ -289,9 +281,10 @@ __device__ static void box_backward(const box_args &a) {
   const box_place<I> place = box_place<I>::template find<PACK>(a);
   if (!place.exists) return;
   const element *dy = place.template plane<const element>(a, ONEPASS_BOX_DY);
-  const element *y = OP == BOX_LP ? place.template plane<const element>(a, ONEPASS_BOX_Y) : nullptr;
+  const bool max = is_op<OP>(a, BOX_MAX), lp = is_op<OP>(a, BOX_LP);
+  const element *y = lp ? place.template plane<const element>(a, ONEPASS_BOX_Y) : nullptr;
   const int64_t *indices =
-      OP == BOX_MAX ? place.template plane<const int64_t>(a, ONEPASS_BOX_INDICES) : nullptr;
+      max ? place.template plane<const int64_t>(a, ONEPASS_BOX_INDICES) : nullptr;
   const int64_t own =
       ((int64_t)place.at[0] * a.axis[1].length + place.at[1]) * a.axis[2].length + place.at[2];
   const bool dilated = a.axis[0].dilation > 1 || a.axis[1].dilation > 1 || a.axis[2].dilation > 1;
@@ -306,7 +299,7 @@ __device__ static void box_backward(const box_args &a) {
   };
   for (I d = begin[0]; d < end[0]; d++) {
     for (I h = begin[1]; h < end[1]; h++) {
-      if constexpr (OP == BOX_MAX) {
+      if (max) {
         for (I i = begin[2]; i < end[2]; i++) {
 #pragma unroll
           for (int j = 0; j < PACK; j++) {
@@ -315,9 +308,9 @@ __device__ static void box_backward(const box_args &a) {
               continue;
             }
             /* Without dilation every one of these windows holds the element. */
-            if (!dilated || (is_in(window_along(a, 0, d), place.at[0]) &&
-                             is_in(window_along(a, 1, h), place.at[1]) &&
-                             is_in(window_along(a, 2, i), place.at[2]))) {
+            if (!dilated ||
+                (holds_along(a, 0, d, place.at[0]) && holds_along(a, 1, h, place.at[1]) &&
+                 holds_along(a, 2, i, place.at[2]))) {
               sum[j].add(
                   a, widen(dy[along(ONEPASS_BOX_DY, d, h, i) + j * a.inner_step[ONEPASS_BOX_DY]]));
             }
@@ -332,10 +325,10 @@ __device__ static void box_backward(const box_args &a) {
             divisor = box_divisor(a, above, 1, window_along(a, 2, i).divisor);
           }
           load_values(v, dy + along(ONEPASS_BOX_DY, d, h, i));
-          if constexpr (OP == BOX_LP) load_values(roots, y + along(ONEPASS_BOX_Y, d, h, i));
+          if (lp) load_values(roots, y + along(ONEPASS_BOX_Y, d, h, i));
 #pragma unroll
           for (int j = 0; j < PACK; j++) {
-            if constexpr (OP == BOX_LP) {
+            if (lp) {
               sum[j].add_exactly(share_of_root(a, roots[j], v[j], divisor));
             } else {
               sum[j].add(a, a.uniform ? v[j] : v[j] / divisor);
@@ -345,19 +338,19 @@ __device__ static void box_backward(const box_args &a) {
       }
     }
   }
-  if constexpr (OP == BOX_LP) {
+  if (lp) {
     load_values(roots, place.template plane<const element>(a, ONEPASS_BOX_X) +
                            place.offset(a, ONEPASS_BOX_X));
   }
 #pragma unroll
   for (int j = 0; j < PACK; j++) {
-    if constexpr (OP == BOX_LP) {
+    if (lp) {
       const double x = (double)roots[j],
                    shares = a.uniform ? sum[j].total * a.factor : sum[j].total;
       v[j] = (sums)(shares * (a.p == 2 ? 2 * x : a.p == 1 ? 1 : a.p * power(x, a.p - 1)));
     } else {
       v[j] = sum[j].value(a);
-      if (OP == BOX_AVG && a.uniform) v[j] *= (sums)a.factor;
+      if (!max && a.uniform) v[j] *= (sums)a.factor;
     }
   }
   store_values(place.template plane<element>(a, ONEPASS_BOX_DX) + place.offset(a, ONEPASS_BOX_DX),

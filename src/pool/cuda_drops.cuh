@@ -54,8 +54,7 @@ struct gradient_drops {
     const int row = divide_by(element_index, a.axis[2].by_count, 0);
     const int x = element_index - row * (int)a.axis[2].length;
     const int z = divide_by(row, a.axis[1].by_count, 0), y = row - z * (int)a.axis[1].length;
-    return is_in(window_along(a, 0, d), z) && is_in(window_along(a, 1, h), y) &&
-           is_in(window_along(a, 2, w), x);
+    return holds_along(a, 0, d, z) && holds_along(a, 1, h, y) && holds_along(a, 2, w, x);
   }
 
   /* What a lane has of a row of outputs. */
@@ -107,6 +106,7 @@ struct gradient_drops {
       return;
     }
     const int own = (held.wide - wide.first) % classes;
+#pragma unroll 1
     for (int turn = 0; turn < classes; turn++) {
       if (hit && own == turn) *to += held.value;
       __syncwarp();
@@ -130,11 +130,12 @@ struct gradient_drops {
     for (c.first = 0; c.first < (is_short ? 1 : 2); c.first++) {
       c.of_row = is_short ? 1 : (chunks - c.first + 1) / 2;
       c.pieces = (c.rows + c.at_once - 1) / c.at_once * c.of_row;
-      held_output next = load(c, warp);
-      for (int piece = warp; piece < c.pieces; piece += BLOCK / WARP) {
-        const held_output held = next;
-        next = load(c, piece + BLOCK / WARP);
-        drop(held);
+      held_output held = {-1, 0, 0, 0, 0, 0};
+#pragma unroll 1
+      for (int piece = warp; piece < c.pieces + BLOCK / WARP; piece += BLOCK / WARP) {
+        const held_output next = load(c, piece);
+        if (piece != warp) drop(held);
+        held = next;
       }
       __syncthreads();
     }
@@ -197,15 +198,6 @@ struct drop_cursor {
            wide * (int)a.axis[2].step[tensor];
   }
 };
-
-/* Whether the window of an output along an axis holds an element that there is. */
-__device__ inline bool holds_along(const box_args &a, int axis, int output, int at) {
-  const onepass_box_axis &x = a.axis[axis];
-  if (a.adaptive) return is_in(window_along(a, axis, output), at);
-  const int distance = at - (output * (int)x.stride - (int)x.padding);
-  return (unsigned)distance < (unsigned)x.extent &&
-         (x.dilation == 1 || distance % (int)x.dilation == 0);
-}
 
 /* Where in the tile an output drops, or -1. */
 __device__ inline int place_of_drop(const box_args &a, const drop_range (&tile)[3],

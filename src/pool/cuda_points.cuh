@@ -28,9 +28,19 @@ struct line_points {
     const element *lines = (const element *)a.in;
     unsigned place = (unsigned)first; /* of the block, counted from `lines` */
     if (a.total > a.most) {
-      const int64_t line = first / a.outputs;
+      int64_t line = divide(blockIdx.x, a.by_outputs);
+      place = blockIdx.x - (unsigned)line * (unsigned)a.outputs;
+      /* In 32 bits: of the block's number, then of twice that, and so on up to that of its first output. */
+#pragma unroll 1
+      for (int times = 1; times < BLOCK * POINTS; times *= 2) {
+        line *= 2;
+        place *= 2;
+        if (place >= (unsigned)a.outputs) {
+          line++;
+          place -= (unsigned)a.outputs;
+        }
+      }
       lines += line * a.in_step;
-      place = (unsigned)(first - line * a.outputs);
     }
     out = (element *)a.out + (first + threadIdx.x);
 #pragma unroll

@@ -75,11 +75,6 @@ struct slide_sums {
   __device__ pack<element, VEC> narrow() const { return narrow_pack<sums, element, VEC>(v); }
 };
 
-/* Not in line: windows that are not divided alike are rare, and there are many places to ask at. */
-__device__ static __noinline__ sums one_over_divisor(const box_args &a, int axis, int output) {
-  return 1 / window_along(a, axis, output).divisor;
-}
-
 /* COUNT rows as a tree whose small branches neighbouring windows share. */
 template <int COUNT, class C>
 __device__ inline C join_rows(const C *rows) {
@@ -153,9 +148,11 @@ struct window_slide {
         element v[VEC];
       } u;
       u.words = make_uint4(none, none, none, none);
+      const unsigned exist = there ? has : 0;
 #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (there && has >> j & 1) u.v[j] = from[j * lanes];
+      for (int j = 0; j < VEC; j++, from += lanes) {
+        stay_address(from);
+        if (exist >> j & 1) u.v[j] = *from;
       }
       return u.words;
     }
@@ -180,48 +177,62 @@ struct window_slide {
     __syncwarp();
     return u.all;
   }
-  /* Windows that begin with the strip's columns become neighbouring outputs of neighbouring lanes. */
+  /* Outputs of a lane that are side by side in memory. */
+  static const int TOGETHER = sizeof(element) == 2 ? 2 : 1;
+  /* Windows that begin with the strip's columns become neighbouring outputs of neighbouring lanes. `to` is where the
+   * lane's first ones are. */
   __device__ void store(element *to, const pack<element, VEC> &made, bool exists) const {
     *(pack<element, VEC> *)(stage + lane * 16) = made;
     __syncwarp();
-    if (exists) {
-      if constexpr (sizeof(element) == 2) {
-        store_pairs(to);
-      } else {
-        const element *from = (const element *)stage + (shift + lane);
+    const int left = exists ? count - TOGETHER * lane : 0;
+    if constexpr (sizeof(element) == 2) {
+      store_pairs(to, left);
+    } else {
+      const element *from = (const element *)stage + (shift + lane);
 #pragma unroll
-        for (int j = 0; j < VEC; j++) {
-          if (lane + j * lanes < count) to[lane + j * lanes] = from[j * lanes];
-        }
+      for (int j = 0; j < VEC; j++, step(to)) {
+        if (j * lanes < left) *to = from[j * lanes];
       }
     }
     __syncwarp();
   }
-  __device__ void store_pairs(element *to) const {
+  __device__ void store_pairs(element *to, int left) const {
     const unsigned *from = (const unsigned *)stage + (shift / 2 + lane);
+    unsigned two[VEC / 2];
 #pragma unroll
-    for (int j = 0; j < VEC / 2; j++) {
-      const int i = 2 * (lane + j * lanes);
-      if (i >= count) continue;
-      unsigned two = from[j * lanes];
-      if (shift % 2) two = __funnelshift_r(two, from[j * lanes + 1], 16);
-      if (a.walk.even) {
-        *(unsigned *)(to + i) = two;
-      } else {
-        const pack<element, 2> both = *(const pack<element, 2> *)&two;
-        to[i] = both.v[0];
-        if (i + 1 < count) to[i + 1] = both.v[1];
+    for (int j = 0; j < VEC / 2; j++) two[j] = from[j * lanes];
+    if (shift % 2) {
+#pragma unroll
+      for (int j = 0; j < VEC / 2; j++) two[j] = __funnelshift_r(two[j], from[j * lanes + 1], 16);
+    }
+    if (a.walk.even) {
+#pragma unroll
+      for (int j = 0; j < VEC / 2; j++, step(to)) {
+        if (2 * j * lanes < left) *(unsigned *)to = two[j];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < VEC / 2; j++, step(to)) {
+        const pack<element, 2> both = *(const pack<element, 2> *)&two[j];
+        if (2 * j * lanes < left) to[0] = both.v[0];
+        if (2 * j * lanes + 1 < left) to[1] = both.v[1];
       }
     }
   }
-  /* factor: one over the divisors along the row, unless windows are uniform */
+  /* To the lane's next outputs. An address is known by the one before unless the distance is a constant: those of all
+   * would take too many registers. */
+  __device__ void step(element *&to) const {
+    to += TOGETHER * lanes;
+    if (LANES == 0) stay_address(to);
+  }
+  /* factor: one over the divisors along the row, or 1 if windows are uniform */
   __device__ pack<element, VEC> make(columns made, int output, const sums (&factor)[VEC]) const {
     if constexpr (!PACKS) made = turned(made);
     made = made.template along<K>(lanes);
     if constexpr (OP == BOX_AVG) {
-      const sums of_rows = a.uniform ? (sums)a.factor : one_over_divisor(a, 0, output);
+      const sums of_rows = a.uniform ? (sums)a.factor : 1 / (sums)walk_divisor(a, 0, output);
 #pragma unroll
-      for (int j = 0; j < VEC; j++) made.v[j] *= a.uniform ? of_rows : of_rows * factor[j];
+      for (int j = 0; j < VEC; j++) made.v[j] *= of_rows * factor[j];
     }
     return made.narrow();
   }
@@ -231,11 +242,7 @@ struct window_slide {
   /* y: where the strip begins in the first row of outputs */
   __device__ void walk(element *y, int output, int last) const {
     sums factor[VEC];
-    if (OP == BOX_AVG && !a.uniform) {
-#pragma unroll
-      for (int j = 0; j < VEC; j++)
-        factor[j] = one_over_divisor(a, 2, first + lane * VEC + j - shift);
-    }
+    if (OP == BOX_AVG) one_over_divisors(factor, a, 1, first + lane * VEC - shift);
     int row = output - (int)deep.padding; /* the first of the first window */
     const int below = last - (int)deep.padding + K - 1;
     const int end = has == 0 ? 0 : below < (int)deep.length ? below : (int)deep.length;
@@ -246,7 +253,8 @@ struct window_slide {
     row += K - 1;
 #pragma unroll
     for (int i = 0; i < TURN; i++) now[i] = ask(row + i, end);
-    element *to = y + output * deep.step[ONEPASS_BOX_Y];
+    element *to = y + (output * deep.step[ONEPASS_BOX_Y] + TOGETHER * lane);
+    stay_address(to);
     const int64_t down = deep.step[ONEPASS_BOX_Y];
     /* All strips of a warp make as many turns. */
     for (int turn = 0; turn < a.strips.rows; turn += TURN) {
@@ -266,39 +274,32 @@ struct window_slide {
   }
 };
 
-template <int OP, int K, bool PACKS, int LANES>
-__device__ static void slide_strip(const box_args &a) {
-  extern __shared__ __align__(16) char tile_memory[];
-  typedef window_slide<OP, K, PACKS, LANES> slide_type;
-  const onepass_box_strips &s = a.strips;
-  const unsigned lanes = LANES ? LANES : (unsigned)s.lanes, team = threadIdx.x / lanes;
-  unsigned rest = blockIdx.x * (SLIDES_BLOCK / lanes) + team;
-  const int strip = (int)(rest % (unsigned)s.strips);
-  rest /= (unsigned)s.strips;
-  const int output = (int)(rest % (unsigned)s.groups) * s.rows;
-  rest /= (unsigned)s.groups;
-  const unsigned outer = (unsigned)divide_by((int)rest, a.walk.by_high, 0);
-  const int high = (int)(rest - outer * (unsigned)a.axis[1].pooled);
-  const bool exists = outer < a.outer; /* or else only the rest of the warp needs these lanes */
-  const int end = output + s.rows, pooled = (int)a.axis[0].pooled;
-  const element *x = (const element *)a.tensor[ONEPASS_BOX_X] +
-                     (int64_t)outer * a.outer_step[ONEPASS_BOX_X] +
-                     high * (int)a.axis[1].stride * a.axis[1].step[ONEPASS_BOX_X];
-  element *y = (element *)a.tensor[ONEPASS_BOX_Y] + (int64_t)outer * a.outer_step[ONEPASS_BOX_Y] +
-               high * a.axis[1].step[ONEPASS_BOX_Y] + strip * s.outputs;
-  char *memory = tile_memory + team * ((lanes * VEC + SLIDE_MARGIN) * (unsigned)sizeof(sums));
-  const slide_type slide(a, memory, strip, x, exists);
-  slide.walk(y, output, !exists ? output : end < pooled ? end : pooled);
-}
-
 template <int OP, int K>
 __device__ static void slide_windows(const box_args &a) {
-  if (!a.strips.by_packs) {
-    slide_strip<OP, K, false, 0>(a);
-  } else if (a.strips.lanes == WARP) {
-    slide_strip<OP, K, true, WARP>(a);
+  extern __shared__ __align__(16) char tile_memory[];
+  const onepass_box_strips &s = a.strips;
+  const int lanes = s.lanes, log_lanes = __popc(lanes - 1), team = (int)threadIdx.x >> log_lanes;
+  const int number = (int)blockIdx.x * (SLIDES_BLOCK >> log_lanes) + team;
+  const int all_rows = divide_by(number, s.by_strips, 0), strip = number - all_rows * s.strips;
+  const int plane = divide_by(all_rows, s.by_groups, 0);
+  const int output = (all_rows - plane * s.groups) * s.rows;
+  const int outer = divide_by(plane, a.walk.by_high, 0);
+  const int high = plane - outer * (int)a.axis[1].pooled;
+  const bool exists = outer < a.outer; /* or else only the rest of the warp needs these lanes */
+  const int end = output + s.rows, pooled = (int)a.axis[0].pooled;
+  const int last = !exists ? output : end < pooled ? end : pooled;
+  const element *x = (const element *)a.tensor[ONEPASS_BOX_X] +
+                     outer * a.outer_step[ONEPASS_BOX_X] +
+                     high * (int)a.axis[1].stride * a.axis[1].step[ONEPASS_BOX_X];
+  element *y = (element *)a.tensor[ONEPASS_BOX_Y] + outer * a.outer_step[ONEPASS_BOX_Y] +
+               high * a.axis[1].step[ONEPASS_BOX_Y] + strip * s.outputs;
+  char *memory = tile_memory + team * ((lanes * VEC + SLIDE_MARGIN) * (int)sizeof(sums));
+  if (!s.by_packs) {
+    window_slide<OP, K, false, 0>(a, memory, strip, x, exists).walk(y, output, last);
+  } else if (lanes == WARP) {
+    window_slide<OP, K, true, WARP>(a, memory, strip, x, exists).walk(y, output, last);
   } else {
-    slide_strip<OP, K, true, 0>(a);
+    window_slide<OP, K, true, 0>(a, memory, strip, x, exists).walk(y, output, last);
   }
 }
 

@@ -26,10 +26,9 @@ __device__ inline sums element_of_words(const unsigned *words, int i) {
   }
 }
 
-/* The elements that begin `phase` bytes into the words. */
+/* What begins `phase` bytes into the words becomes their beginning. */
 template <int SPAN>
-__device__ inline void shift_span(sums (&to)[SPAN], unsigned (&words)[span_of<SPAN>::WORDS + 1],
-                                  int phase) {
+__device__ inline void shift_words(unsigned (&words)[span_of<SPAN>::WORDS + 1], int phase) {
   const int WORDS = span_of<SPAN>::WORDS;
   words[WORDS] = 0;
 #pragma unroll
@@ -46,15 +45,25 @@ __device__ inline void shift_span(sums (&to)[SPAN], unsigned (&words)[span_of<SP
 #pragma unroll
     for (int i = 0; i < WORDS; i++) words[i] = __funnelshift_r(words[i], words[i + 1], half);
   }
-#pragma unroll
-  for (int i = 0; i < SPAN; i++) to[i] = element_of_words(words, i);
 }
 
-/* From shared memory: the aligned packs that hold at least one of the elements. */
+/* An element less. */
+template <int WORDS>
+__device__ inline void shift_words_by_one(unsigned (&words)[WORDS]) {
+#pragma unroll
+  for (int i = 0; i + 1 < WORDS; i++) {
+    if constexpr (sizeof(element) == 8) {
+      words[i] = i + 2 < WORDS ? words[i + 2] : 0;
+    } else {
+      words[i] = sizeof(element) == 4 ? words[i + 1] : __funnelshift_r(words[i], words[i + 1], 16);
+    }
+  }
+}
+
+/* From shared memory, `phase` bytes behind where a pack begins: the packs that hold at least one of the elements. */
 template <int SPAN>
-__device__ static void load_span(sums (&to)[SPAN], const char *from) {
-  const int phase = (int)((uintptr_t)from % 16);
-  const uint4 *aligned = (const uint4 *)(from - phase);
+__device__ static void load_span(sums (&to)[SPAN], const char *from, int phase) {
+  const uint4 *aligned = (const uint4 *)from;
   unsigned words[span_of<SPAN>::WORDS + 1];
 #pragma unroll
   for (int i = 0; i < span_of<SPAN>::PACKS; i++) {
@@ -63,7 +72,9 @@ __device__ static void load_span(sums (&to)[SPAN], const char *from) {
     words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z,
               words[4 * i + 3] = part.w;
   }
-  shift_span<SPAN>(to, words, phase);
+  shift_words<SPAN>(words, phase);
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) to[i] = element_of_words(words, i);
 }
 
 /* Of COUNT elements, each STEP behind the one before, the sum or (MAX) the largest: as a tree whose small

@@ -83,6 +83,7 @@ __device__ inline void join_team(team_value<OP> &mine, int team, char *shared) {
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
+#pragma unroll 1
   for (int w = 1; w < BLOCK / WARP; w++) mine.join((sums)values[w], values[w], places[w]);
 }
 
@@ -139,14 +140,16 @@ template <int OP>
 __device__ static void team_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
   const int team = a.team, lane = (int)threadIdx.x & (team - 1);
-  int64_t rest = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / team;
+  int64_t rest = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) >> __popc(team - 1);
   int at[3];
+  const auto next = [&](int64_t count) {
+    const int64_t whole = divide_long(rest, count), left = rest - whole * count;
+    rest = whole;
+    return left;
+  };
 #pragma unroll
-  for (int k = 2; k >= 0; k--) {
-    at[k] = (int)(rest % a.axis[k].pooled);
-    rest /= a.axis[k].pooled;
-  }
-  const int64_t inner = rest % a.inner, outer = rest / a.inner;
+  for (int k = 2; k >= 0; k--) at[k] = (int)next(a.axis[k].pooled);
+  const int64_t inner = next(a.inner), outer = rest;
   if (outer >= a.outer) return; /* all lanes of a team do */
   const element *x = (const element *)a.tensor[ONEPASS_BOX_X] +
                      outer * a.outer_step[ONEPASS_BOX_X] + inner * a.inner_step[ONEPASS_BOX_X];

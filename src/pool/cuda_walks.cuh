@@ -55,15 +55,43 @@ struct walk_terms {
   __device__ walk_terms(const onepass_box_axis &axis, int output) {
     const int dilation = (int)axis.dilation, kernel = (int)axis.kernel;
     at = output * (int)axis.stride - (int)axis.padding;
-    begin = at < 0 ? (-at + dilation - 1) / dilation : 0;
+    begin = at < 0 ? divide_by(-at + dilation - 1, axis.by_dilation, 0) : 0;
     const int room = (int)axis.length - at;
-    end = room <= (kernel - 1) * dilation ? (room + dilation - 1) / dilation : kernel;
+    end = kernel;
+    if (room <= (kernel - 1) * dilation)
+      end = room > 0 ? divide_by(room + dilation - 1, axis.by_dilation, 0) : 0;
   }
   __device__ bool has(int term) const { return term >= begin && term < end; }
   __device__ int first(const onepass_box_axis &axis) const {
     return at + begin * (int)axis.dilation;
   }
 };
+
+/* What an average is divided by along an axis; walks have neither dilation nor adaptive windows then. */
+__device__ inline int walk_divisor(const box_args &a, int axis, int output) {
+  const onepass_box_axis &x = a.axis[axis];
+  const int length = (int)x.length, padding = (int)x.padding;
+  const int most = a.count_include_pad ? length + padding : length;
+  int begin = output * (int)x.stride - padding, end = begin + (int)x.extent;
+  if (end > most) end = most;
+  if (begin < 0 && !a.count_include_pad) begin = 0;
+  return end - begin;
+}
+
+/* One over what WIDTH neighbouring outputs are divided by along the last axis, and all along others. Or 1, if windows are
+ * uniform. */
+template <int WIDTH>
+__device__ inline void one_over_divisors(sums (&factor)[WIDTH], const box_args &a, sums others,
+                                         int first) {
+#pragma unroll
+  for (int j = 0; j < WIDTH; j++) factor[j] = 1;
+#pragma unroll 1 /* there is a division in it */
+  for (int j = 0; j < WIDTH && !a.uniform; j++) {
+    const sums one_over = 1 / (others * (sums)walk_divisor(a, 2, first + j));
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) factor[k] = k == j ? one_over : factor[k];
+  }
+}
 
 template <bool FIRST, class A, class B>
 struct choice {
@@ -82,9 +110,10 @@ __device__ static __noinline__ uint4 load_part(const element *row, int first, in
     element v[VEC];
   } u;
   u.words = words;
+  row += first;
 #pragma unroll
   for (int j = 0; j < VEC; j++) {
-    if (first + j >= 0 && first + j < length) u.v[j] = row[first + j];
+    if ((unsigned)(first + j) < (unsigned)length) u.v[j] = row[j];
   }
   return u.words;
 }
@@ -116,7 +145,7 @@ struct window_walk {
     int phase, first; /* element of the first pack */
     unsigned whole, part;
   } packs;
-  sums factor[WIDTH]; /* one over the divisor of the last two axes, unless windows are uniform */
+  sums factor[WIDTH]; /* one over the divisor of the last two axes, or 1 if windows are uniform */
   char *stage;        /* the warp's */
   char *ring;
 
@@ -142,12 +171,7 @@ struct window_walk {
     indices =
         INDICES ? (int64_t *)a.tensor[ONEPASS_BOX_INDICES] + start(ONEPASS_BOX_INDICES) : nullptr;
     row_index = INDICES ? rows.at * (int)t.index_step[1] : 0;
-    if (OP == BOX_AVG && !a.uniform) {
-      const sums of_rows = window_along(a, 1, high).divisor;
-#pragma unroll
-      for (int j = 0; j < WIDTH; j++)
-        factor[j] = 1 / (of_rows * window_along(a, 2, wide + j).divisor);
-    }
+    if (OP == BOX_AVG) one_over_divisors(factor, a, (sums)walk_divisor(a, 1, high), wide);
     if constexpr (WIDTH > 1) packs = packs_of(x);
     stage = shared + threadIdx.x / WARP * (WARP * 16);
     ring = shared + WALK_BLOCK * 16;
@@ -156,22 +180,20 @@ struct window_walk {
   /* ---- One plane ------------------------------------------------------------------------------ */
 
   __device__ row_packs packs_of(const element *row) const {
-    const int length = (int)a.axis[2].length;
     row_packs p;
     p.phase = (int)((uintptr_t)(row + columns.at) % 16);
     p.first = columns.at - p.phase / (int)sizeof(element);
-    p.whole = p.part = 0;
-#pragma unroll
-    for (int i = 0; i < span_of<SPAN>::PACKS; i++) {
-      const int at = p.first + i * VEC;
-      if (i * 16 >= p.phase + SPAN * (int)sizeof(element)) continue;
-      if (at >= 0 && at + VEC <= length) {
-        p.whole |= 1u << i;
-      } else if (at + VEC > 0 && at < length) {
-        p.part |= 1u << i;
-      }
-    }
+    /* Counted from the first pack on: where the row begins and ends, as far as packs are needed. */
+    const int needed = (p.phase + SPAN * (int)sizeof(element) + 15) / 16 * VEC;
+    const int before = -p.first, left = (int)a.axis[2].length - p.first;
+    const unsigned begin = (unsigned)(before < 0 ? 0 : before > needed ? needed : before);
+    const unsigned end = (unsigned)(left < 0 ? 0 : left > needed ? needed : left);
+    p.whole = bits_of((begin + VEC - 1) / VEC, end / VEC);
+    p.part = bits_of(begin / VEC, (end + VEC - 1) / VEC) & ~p.whole;
     return p;
+  }
+  __device__ static unsigned bits_of(unsigned begin, unsigned end) {
+    return begin < end ? (1u << end) - (1u << begin) : 0;
   }
   struct row_words {
     unsigned words[span_of<SPAN>::WORDS + 1];
@@ -222,19 +244,14 @@ struct window_walk {
     sums v[SPAN];
     /* Without padding and with one row of it the shift is known; it takes as long as all the rest otherwise, unless
      * there are indices. */
-    if (INDICES) {
-      shift_span<SPAN>(v, r.words, r.phase);
-      take_row(made, v, index);
-    } else if (r.phase == 0) {
-#pragma unroll
-      for (int i = 0; i < SPAN; i++) v[i] = element_of_words(r.words, i);
-      take_row(made, v, index);
-    } else if (r.phase == 16 - (int)sizeof(element)) {
+    if (!INDICES && r.phase == 16 - (int)sizeof(element)) {
 #pragma unroll
       for (int i = 0; i < SPAN; i++) v[i] = element_of_words(r.words, i + VEC - 1);
       take_row(made, v, index);
     } else {
-      shift_span<SPAN>(v, r.words, r.phase);
+      if (INDICES || r.phase != 0) shift_words<SPAN>(r.words, r.phase);
+#pragma unroll
+      for (int i = 0; i < SPAN; i++) v[i] = element_of_words(r.words, i);
       take_row(made, v, index);
     }
   }
@@ -263,6 +280,7 @@ struct window_walk {
       int at = INDICES ? index + j * (int)a.axis[1].dilation * (int)t.index_step[1] + columns.at +
                              k * move
                        : 0;
+#pragma unroll 1
       for (; left >= 8; left -= 8, from += 8 * move, at += 8 * move) {
         sums v[8];
 #pragma unroll
@@ -270,6 +288,7 @@ struct window_walk {
 #pragma unroll
         for (int i = 0; i < 8; i++) made.take(0, v[i], at + i * move);
       }
+#pragma unroll 1
       for (; left > 0; left -= 4, from += 4 * move, at += 4 * move) {
         sums v[4];
 #pragma unroll
@@ -283,7 +302,6 @@ struct window_walk {
     }
   }
   /* AT_ONCE planes, of which those that are no plane or no window's hold nothing. */
-  template <bool ALL>
   __device__ void visit(values (&made)[AT_ONCE], int first) const {
     const int64_t step = deep.step[ONEPASS_BOX_X];
     const element *plane = x + first * step;
@@ -291,7 +309,7 @@ struct window_walk {
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) made[u].start();
     if constexpr (COLUMNS == 0) {
-      if (exists<ALL>(first) && count > 0) {
+      if (exists(first) && count > 0) {
         if (OP == BOX_AVG || a.axis[2].dilation == 1) {
           go_through<true>(made[0], plane, index);
         } else {
@@ -304,7 +322,7 @@ struct window_walk {
       if constexpr (LOOKS_AHEAD) look_ahead(plane + 2 * step, first + 2);
 #pragma unroll
       for (int u = 0; u < AT_ONCE; u++) {
-        const bool there = exists<ALL>(first + u);
+        const bool there = exists(first + u);
 #pragma unroll
         for (int j = 0; j < ROWS; j++)
           ask(r[u][j], plane + u * step + j * row_move, there && (ROWS == 1 || rows.has(j)));
@@ -324,19 +342,20 @@ struct window_walk {
   __device__ void look_ahead(const element *plane, int number) const {
     if (number < (int)deep.length && (packs.whole >> 1 & 1)) prefetch(plane + packs.first + VEC);
   }
-  template <bool ALL>
   __device__ bool exists(int plane) const {
-    if (plane < 0 || plane >= (int)deep.length) return false;
-    return ALL || t.gaps == 0 || !(t.gaps >> ((plane + (int)deep.padding) % (int)deep.stride) & 1);
+    if (plane >= (int)deep.length) return false;
+    if (t.gaps == 0) return true;
+    const int at = plane + (int)deep.padding;
+    return !(t.gaps >> (at - divide_by(at, deep.by_output_scale, 0) * (int)deep.stride) & 1);
   }
 
   /* ---- Outputs -------------------------------------------------------------------------------- */
 
   __device__ void finish(int output, values &all) const {
     if (OP == BOX_AVG) {
-      const sums of_planes = a.uniform ? (sums)a.factor : 1 / window_along(a, 0, output).divisor;
+      const sums of_planes = a.uniform ? (sums)a.factor : 1 / (sums)walk_divisor(a, 0, output);
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) all.value[j] *= a.uniform ? of_planes : of_planes * factor[j];
+      for (int j = 0; j < WIDTH; j++) all.value[j] *= of_planes * factor[j];
     }
     if constexpr (INDICES) store_indices(output, all);
     element *to = y + output * deep.step[ONEPASS_BOX_Y];
@@ -358,25 +377,35 @@ struct window_walk {
     const int mine = (int)threadIdx.x & (WARP - 1), group = mine - lane;
     *(pack<element, VEC> *)(stage + mine * 16) = made;
     __syncwarp();
-    const element *from = (const element *)(stage + group * 16);
-    const int left = (int)a.axis[2].pooled - (wide - lane * VEC); /* from the group's first on */
-    element *row = to - lane * VEC;
+    const element *from = (const element *)(stage + group * 16) + lane;
+    /* Outputs of the row from the lane's first place in the group on. */
+    const int left = has_row ? (int)a.axis[2].pooled - wide + lane * (VEC - 1) : 0;
+    to -= lane * (VEC - 1);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) {
-      const int at = i * lanes + lane;
-      if (has_row && at < left) row[at] = from[at];
+    for (int i = 0; i < VEC; i++, to += lanes) {
+      stay_address(to);
+      if (i * lanes < left) *to = from[i * lanes];
     }
     __syncwarp();
   }
+  /* The first column that output j's window has. */
+  __device__ int first_column(int j) const {
+    if (WIDTH == 1) return columns.first(a.axis[2]);
+    const int at = columns.at + j * STRIDE;
+    return at < 0 ? (at % DILATION + DILATION) % DILATION : at;
+  }
   __device__ void store_indices(int output, values &all) const {
     int64_t *to = indices + output * deep.step[ONEPASS_BOX_INDICES];
+    bool any_least = false;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) {
-      /* Of nothing but -inf it is the first. */
-      if (!(all.value[j] > -(sums)INFINITY) && all.value[j] == all.value[j]) {
-        const walk_terms planes(deep, output), terms(a.axis[2], wide + j);
-        all.index[j] = planes.first(deep) * (int)t.index_step[0] +
-                       rows.first(a.axis[1]) * (int)t.index_step[1] + terms.first(a.axis[2]);
+    for (int j = 0; j < WIDTH; j++) any_least |= all.value[j] == -(sums)INFINITY;
+    if (any_least) { /* of nothing but -inf the index is the first */
+      const walk_terms planes(deep, output);
+      const int row =
+          planes.first(deep) * (int)t.index_step[0] + rows.first(a.axis[1]) * (int)t.index_step[1];
+#pragma unroll
+      for (int j = 0; j < WIDTH; j++) {
+        if (all.value[j] == -(sums)INFINITY) all.index[j] = row + first_column(j);
       }
     }
     if (WIDTH > 1 && t.even && count == WIDTH) {
@@ -391,39 +420,33 @@ struct window_walk {
     }
   }
 
-  /* Windows of one plane each. */
-  __device__ void pass(int begin, int end) const {
-    for (int first = begin; first < end; first += AT_ONCE) {
-      values made[AT_ONCE];
-      visit<true>(made, first);
-#pragma unroll
-      for (int u = 0; u < AT_ONCE; u++) {
-        if (first + u < end) finish(first + u, made[u]);
-      }
-    }
-  }
-
-  /* Any windows, by way of a ring that holds a window's planes and those asked for with its last one. */
-  __device__ void circle(int begin, int end) const {
+  /* From plane to plane: windows of one each are made at once, others by way of a ring that holds a window's planes and
+   * those asked for with its last one. */
+  __device__ void go(int begin, int end) const {
     const int size = t.ring, extent = (int)deep.extent, stride = (int)deep.stride;
     const int length = (int)deep.length, padding = (int)deep.padding;
     const int top = begin * stride - padding, bottom = (end - 1) * stride - padding + extent;
     int first = top < 0 ? 0 : top, slot = 0, output = begin;
     const int last = bottom < length ? bottom : length;
+#pragma unroll 1
     while (output < end) {
-      if (first < last) {
-        values made[AT_ONCE];
-        visit<false>(made, first);
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-          remember(slot + u < size ? slot + u : slot + u - size, made[u]);
-      }
       const int next = first + AT_ONCE;
+      values made[AT_ONCE];
+      if (first < last) {
+        visit(made, first);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+          if (size) remember(slot + u < size ? slot + u : slot + u - size, made[u]);
+        }
+      }
+#pragma unroll 1
       for (; output < end; output++) {
         const int under = output * stride - padding + extent; /* behind the window's last plane */
         if (next < under && next < last) break;
-        values all = recall(output, first, slot);
-        finish(output, all);
+        if (size) made[0] = recall(output, first, slot);
+        finish(output, made[0]);
+#pragma unroll
+        for (int u = 1; u < AT_ONCE; u++) made[u - 1] = made[u];
       }
       first = next;
       slot = slot + AT_ONCE < size ? slot + AT_ONCE : slot + AT_ONCE - size;
@@ -488,6 +511,7 @@ struct window_walk {
     if (at >= size) at -= size;
     values all;
     all.start();
+#pragma unroll(WIDTH == 1 ? 4 : 1)
     for (int k = planes.begin; k < planes.end; k++) {
       take_from_ring(all, at);
       at += move;
@@ -503,13 +527,12 @@ __device__ static void walk_windows(const box_args &a) {
   extern __shared__ __align__(16) char tile_memory[];
   typedef window_walk<OP, INDICES, WIDTH, ROWS, COLUMNS, STRIDE, DILATION> walk_type;
   const onepass_box_walk &t = a.walk;
-  unsigned rest = blockIdx.x;
   const int lane = (int)threadIdx.x & (t.lanes - 1);
-  const int wide = ((int)(rest % (unsigned)t.blocks_wide) * t.lanes + lane) * WIDTH;
-  rest /= (unsigned)t.blocks_wide;
-  const int chunk = (int)(rest % (unsigned)t.chunks);
-  rest /= (unsigned)t.chunks;
-  const int64_t row = (int64_t)rest * (WALK_BLOCK / t.lanes) + threadIdx.x / (unsigned)t.lanes;
+  const int log_lanes = __popc(t.lanes - 1); /* of a power of two */
+  const int above = divide_by((int)blockIdx.x, t.by_blocks_wide, 0);
+  const int wide = (((int)blockIdx.x - above * (int)t.blocks_wide) * t.lanes + lane) * WIDTH;
+  const int group = divide_by(above, t.by_chunks, 0), chunk = above - group * (int)t.chunks;
+  const int64_t row = (int64_t)group * (WALK_BLOCK >> log_lanes) + (threadIdx.x >> log_lanes);
   const int high_count = (int)a.axis[1].pooled;
   const int64_t outer = high_count == 1 ? row : divide_by((int)row, t.by_high, 0);
   /* Those who have no place stay, as their warp needs them to store. */
@@ -518,11 +541,7 @@ __device__ static void walk_windows(const box_args &a) {
   const int end = begin + (left < t.chunk ? left : t.chunk);
   const walk_type walk(a, tile_memory, has_row ? outer : 0,
                        has_row ? (int)(row - outer * high_count) : 0, wide, has_row);
-  if (t.ring == 0) {
-    walk.pass(begin, end);
-  } else {
-    walk.circle(begin, end);
-  }
+  walk.go(begin, end);
 }
 
 #endif

@@ -21,23 +21,29 @@ enum { SLOTS = 4, WIDE_OUTPUTS = 8 };
 
 /* ---- Where things are ------------------------------------------------------------------------ */
 
-__device__ static int64_t line_offset(const onepass_walk &walk, int role, int64_t line) {
-  if (walk.ndim <= 1) return line * walk.stride[role][0];
-  int64_t offset = 0;
-  for (int axis = walk.ndim - 1; axis > 0; axis--) {
-    offset += line % walk.size[axis] * walk.stride[role][axis];
-    line /= walk.size[axis];
+/* Where a line's inputs and outputs begin. */
+struct line_place {
+  const element *in;
+  element *out;
+  /* I: wide enough for all lines */
+  template <class I>
+  __device__ line_place(const pool_args &a, I line) {
+    int64_t from = 0, to = 0;
+    const auto add = [&](int axis, int64_t steps) {
+      from += steps * a.lines.stride[a.in_role][axis];
+      to += steps * a.lines.stride[a.out_role][axis];
+    };
+#pragma unroll 1 /* there is a division in it */
+    for (int axis = a.lines.ndim - 1; axis > 0; axis--) {
+      const I size = (I)a.lines.size[axis], whole = line / size;
+      add(axis, line - whole * size);
+      line = whole;
+    }
+    add(0, line);
+    in = (const element *)a.in + from;
+    out = (element *)a.out + to;
   }
-  return offset + line * walk.stride[role][0];
-}
-
-__device__ static const element *in_line(const pool_args &a, int64_t line) {
-  return (const element *)a.in + line_offset(a.lines, a.in_role, line);
-}
-
-__device__ static element *out_line(const pool_args &a, int64_t line) {
-  return (element *)a.out + line_offset(a.lines, a.out_role, line);
-}
+};
 
 /* ---- One output by all the rules --------------------------------------------------------------- */
 
@@ -62,12 +68,14 @@ __device__ static sums edge_output(const pool_args &a, const element *in, int64_
   double sum = 0;
   if (!a.backward) {
     const window w = window_of(a, output);
-    for (int64_t i = w.begin; i < w.end; i++) sum += widen(in[i * a.in_step]);
+    const element *from = in + w.begin * a.in_step;
+    for (int64_t i = w.begin; i < w.end; i++, from += a.in_step) sum += widen(*from);
     return (sums)(sum / (double)w.divisor);
   }
   const int64_t at = output + a.padding;
   int64_t first = at < a.kernel ? 0 : (at - a.kernel) / a.stride + 1, last = at / a.stride;
   if (last > a.pooled - 1) last = a.pooled - 1;
+#pragma unroll 1 /* there is a division in it */
   for (int64_t o = first; o <= last; o++)
     sum += (double)widen(in[o * a.in_step]) / (double)window_of(a, o).divisor;
   return (sums)sum;
@@ -93,8 +101,9 @@ struct output_slot {
       slot = threadIdx.x % (unsigned)a.lanes;
     }
     exists = line < a.lines.count;
-    in = in_line(a, exists ? line : 0);
-    out = out_line(a, exists ? line : 0);
+    const line_place place(a, exists ? line : 0);
+    in = place.in;
+    out = place.out;
     first = (int64_t)slot * VEC - phase_of(out);
   }
   __device__ bool is_plain(const pool_args &a) const {
@@ -110,6 +119,22 @@ __device__ static __noinline__ void store_edge(const pool_args &a, const element
     const int64_t output = first + j;
     if (output >= 0 && output < a.outputs)
       out[output] = narrow_to<element>::from(edge_output(a, in, output));
+  }
+}
+
+/* Those of 16 bytes of outputs that are the line's. */
+__device__ inline void store_part(element *out, const pack<element, VEC> &made, int begin,
+                                  int end) {
+  union {
+    pack<element, VEC> elements;
+    unsigned words[5];
+  } u;
+  u.elements = made;
+  u.words[4] = 0;
+#pragma unroll 1
+  for (int j = 0; j < VEC; j++) {
+    if (j >= begin && j < end) out[j] = u.elements.v[0];
+    shift_words_by_one(u.words);
   }
 }
 
@@ -137,6 +162,7 @@ __device__ static void bring_tile(char *tile, const element *in, int64_t inputs,
         *(uint4 *)(tile + at) = make_uint4(0, 0, 0, 0);
       }
     } else { /* the line begins here, or later */
+#pragma unroll 1
       for (int j = 0; j < 16; j += SIZE) {
         const bool inside = at + j >= line_begin && at + j < line_end;
         *(element *)(tile + at + j) =
@@ -158,32 +184,30 @@ __device__ static void small_windows(const pool_args &a) {
   extern __shared__ __align__(16) char tile[];
   const int SPAN = (VEC - 1) * S + K, OUTPUTS = BLOCK * SLOTS * VEC;
   const unsigned line = blockIdx.x / (unsigned)a.tiles, number = blockIdx.x % (unsigned)a.tiles;
-  const element *in = in_line(a, line);
-  element *out = out_line(a, line);
+  const line_place place(a, line);
   const int64_t offset = a.backward ? a.padding - a.kernel + 1 : -a.padding;
-  const int64_t first = (int64_t)number * OUTPUTS - phase_of(out);
-  const int64_t made_end = first + OUTPUTS < a.outputs ? first + OUTPUTS : a.outputs;
-  const int phase = phase_of(in + (first * S + offset));
-  const int64_t lo = first * S + offset - phase;
-  bring_tile(tile, in, a.inputs, lo,
-             (int)((made_end - 1) * S + offset + K - lo) * (int)sizeof(element));
+  const int64_t first = (int64_t)number * OUTPUTS - phase_of(place.out);
+  /* Counted from the tile's first output on: those of the line. */
+  const int begin = first < 0 ? (int)-first : 0;
+  const int end = a.outputs - first < OUTPUTS ? (int)(a.outputs - first) : OUTPUTS;
+  const int phase = phase_of(place.in + (first * S + offset));
+  bring_tile(tile, place.in, a.inputs, first * S + offset - phase,
+             ((end - 1) * S + K + phase) * (int)sizeof(element));
+  element *out = place.out + (first + threadIdx.x * VEC);
 #pragma unroll
-  for (int k = 0; k < SLOTS; k++) {
-    const int64_t here = first + (threadIdx.x + k * BLOCK) * VEC;
-    if (here + VEC <= 0 || here >= a.outputs) continue;
+  for (int k = 0; k < SLOTS; k++, out += BLOCK * VEC) {
+    const int at = ((int)threadIdx.x + k * BLOCK) * VEC;
+    if (at >= end) continue;
     sums v[SPAN], made[VEC];
-    load_span<SPAN>(v, tile + (int)(here * S + offset - lo) * (int)sizeof(element));
+    load_span<SPAN>(v, tile + at * S * (int)sizeof(element), phase * (int)sizeof(element));
 #pragma unroll
-    for (int j = 0; j < VEC; j++) made[j] = tree_of<false, K, 1>(v + j * S);
-    if (here >= 0 && here + VEC <= a.outputs) {
-      store_plain(out + here, made, (sums)a.one_over_kernel);
+    for (int j = 0; j < VEC; j++)
+      made[j] = tree_of<false, K, 1>(v + j * S) * (sums)a.one_over_kernel;
+    const pack<element, VEC> all = narrow_pack<sums, element, VEC>(made);
+    if (at >= begin && at + VEC <= end) {
+      store_streaming(out, all);
     } else {
-#pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        if (here + j >= 0 && here + j < a.outputs) {
-          out[here + j] = narrow_to<element>::from(made[j] * (sums)a.one_over_kernel);
-        }
-      }
+      store_part(out, all, begin - at, end - at);
     }
   }
 }
@@ -196,6 +220,8 @@ __device__ static void any_windows_of(const pool_args &a, const output_slot &slo
   }
   sums out[VEC];
 #pragma unroll
+  for (int k = 0; k < VEC; k++) out[k] = 0;
+#pragma unroll 1 /* divisions and a loop */
   for (int j = 0; j < VEC; j++) {
     const int64_t output = slot.first + j;
     int64_t begin, end;
@@ -209,7 +235,8 @@ __device__ static void any_windows_of(const pool_args &a, const output_slot &slo
     }
     sums sum = 0;
     for (int64_t i = begin; i < end; i++) sum += widen(slot.in[i]);
-    out[j] = sum;
+#pragma unroll
+    for (int k = 0; k < VEC; k++) out[k] = k == j ? sum : out[k];
   }
   store_plain(slot.out + slot.first, out, (sums)a.one_over_kernel);
 }
@@ -227,11 +254,10 @@ __device__ static void any_windows(const pool_args &a) {
  * outputs of one line; thread t has the outputs t, t + BLOCK, ... */
 __device__ static void doubled_windows(const pool_args &a) {
   extern __shared__ __align__(16) char shared[];
-  const int64_t tiles = (a.outputs + a.tile - 1) / a.tile;
-  const int64_t line = blockIdx.x / tiles, first = blockIdx.x % tiles * a.tile;
+  const unsigned line = blockIdx.x / (unsigned)a.tiles;
+  const int64_t first = (int64_t)(blockIdx.x - line * (unsigned)a.tiles) * a.tile;
   const int count = (int)(a.outputs - first < a.tile ? a.outputs - first : a.tile);
-  const element *in = in_line(a, line);
-  element *out = out_line(a, line);
+  const line_place place(a, line);
   const int64_t offset = a.backward ? a.padding - a.kernel + 1 : first * a.stride - a.padding;
   const int64_t start = a.backward ? first + offset : offset;
   const int64_t step = a.backward ? 1 : a.stride;
@@ -240,11 +266,15 @@ __device__ static void doubled_windows(const pool_args &a) {
   for (int i = threadIdx.x; i < span; i += BLOCK) {
     const int64_t at = start + i;
     sums v = 0;
-    if (at >= 0 && at < a.inputs) {
-      v = widen(in[at]);
-      if (a.backward) v /= (sums)window_of(a, at).divisor;
-    }
+    if (at >= 0 && at < a.inputs) v = widen(place.in[at]);
     now[i] = v;
+  }
+  if (a.backward) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < span; i += BLOCK) {
+      const int64_t at = start + i;
+      if (at >= 0 && at < a.inputs) now[i] /= (sums)window_of(a, at).divisor;
+    }
   }
   sums mine[WIDE_OUTPUTS];
 #pragma unroll
@@ -265,13 +295,13 @@ __device__ static void doubled_windows(const pool_args &a) {
     now = next;
     next = swap;
   }
-#pragma unroll
-  for (int k = 0; k < WIDE_OUTPUTS; k++) {
-    const int output = threadIdx.x + k * BLOCK;
-    if (output >= count) continue;
+#pragma unroll 1 /* there is a division in it */
+  for (int output = threadIdx.x; output < count; output += BLOCK) {
     sums divisor = 1;
     if (!a.backward) divisor = (sums)window_of(a, first + output).divisor;
-    out[first + output] = narrow_to<element>::from(mine[k] / divisor);
+    place.out[first + output] = narrow_to<element>::from(mine[0] / divisor);
+#pragma unroll
+    for (int k = 1; k < WIDE_OUTPUTS; k++) mine[k - 1] = mine[k];
   }
 }
 
@@ -280,27 +310,27 @@ __device__ static void warp_windows(const pool_args &a) {
   const int64_t index = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP;
   const int lane = threadIdx.x % WARP;
   if (index >= a.outputs * a.lines.count) return;
-  const int64_t line = index / a.outputs, output = index % a.outputs;
-  const element *in = in_line(a, line);
+  const int64_t line = index / a.outputs, output = index - line * a.outputs;
+  const line_place place(a, line);
   const window w = window_of(a, output);
   double sum = 0;
   for (int64_t start = w.begin + lane; start < w.end; start += 64 * WARP) {
     sums part = 0;
-    for (int64_t i = start; i < w.end && i < start + 64 * WARP; i += WARP) part += widen(in[i]);
+    for (int64_t i = start; i < w.end && i < start + 64 * WARP; i += WARP)
+      part += widen(place.in[i]);
     sum += part;
   }
   for (int mask = WARP / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-  if (lane == 0)
-    out_line(a, line)[output] = narrow_to<element>::from((sums)(sum / (double)w.divisor));
+  if (lane == 0) place.out[output] = narrow_to<element>::from((sums)(sum / (double)w.divisor));
 }
 
 /* Any strides: a thread an output. */
 __device__ static void strided_windows(const pool_args &a) {
   const int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
   if (index >= a.outputs * a.lines.count) return;
-  const int64_t line = index / a.outputs, output = index % a.outputs;
-  out_line(a, line)[output * a.out_step] =
-      narrow_to<element>::from(edge_output(a, in_line(a, line), output));
+  const int64_t line = index / a.outputs, output = index - line * a.outputs;
+  const line_place place(a, line);
+  place.out[output * a.out_step] = narrow_to<element>::from(edge_output(a, place.in, output));
 }
 
 #endif

@@ -80,15 +80,15 @@ POINT_KERNEL(backward_4, (point_gradients<4>(args)))
 
 #define BOX_KERNEL(name, call) KERNEL_AT(BLOCK, 1, box_args, name, call)
 
-#define BOX_KERNELS(op, OP)                                                  \
-  BOX_KERNEL(boxes_##op##_forward, (box_forward<int32_t, OP, 1>(args)))      \
-  BOX_KERNEL(boxes_##op##_backward, (box_backward<int32_t, OP, 1>(args)))    \
-  BOX_KERNEL(boxes_##op##_forward_wide, (box_forward<int64_t, OP, 1>(args))) \
-  BOX_KERNEL(boxes_##op##_backward_wide, (box_backward<int64_t, OP, 1>(args)))
+#define BOX_KERNELS(op, OP)                                             \
+  BOX_KERNEL(boxes_##op##_forward, (box_forward<int32_t, OP, 1>(args))) \
+  BOX_KERNEL(boxes_##op##_backward, (box_backward<int32_t, OP, 1>(args)))
 
 BOX_KERNELS(avg, BOX_AVG)
 BOX_KERNELS(max, BOX_MAX)
 BOX_KERNELS(lp, BOX_LP)
+BOX_KERNEL(boxes_forward_wide, (box_forward<int64_t, BOX_ANY, 1>(args)))
+BOX_KERNEL(boxes_backward_wide, (box_backward<int64_t, BOX_ANY, 1>(args)))
 BOX_KERNEL(boxes_avg_forward_channels, (box_forward<int32_t, BOX_AVG, VEC>(args)))
 BOX_KERNEL(boxes_avg_backward_channels, (box_backward<int32_t, BOX_AVG, VEC>(args)))
 BOX_KERNEL(boxes_max_forward_channels, (box_forward<int32_t, BOX_MAX, VEC>(args)))

@@ -148,6 +148,7 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
     l->name = "windows_doubled";
     l->tile = (int32_t)onepass_most(
         1, onepass_least(onepass_least(room / step, BLOCK * WIDE_OUTPUTS), outputs));
+    l->tiles = (int32_t)onepass_least(onepass_divide_up(outputs, l->tile), INT32_MAX);
     l->grid = onepass_divide_up(outputs, l->tile) * lines;
     l->shared = (size_t)(2 * ((l->tile - 1) * step + p->wide.kernel) * size);
   } else if (!p->backward) {

@@ -42,13 +42,19 @@ static onepass_box_axis axis_of(const onepass_pool_problem *p, int a, bool equal
                            .length = from->length,
                            .pooled = from->pooled,
                            .count = p->backward ? from->length : from->pooled};
-  if (p->adaptive && equal_parts) {
+  const bool adaptive = p->adaptive && !equal_parts;
+  if (p->adaptive) axis.dilation = 1;
+  if (p->adaptive && equal_parts)
     axis.kernel = axis.stride = axis.extent = from->length / from->pooled;
-    axis.dilation = 1;
-  }
+  axis.element_scale = adaptive ? axis.pooled : 1;
+  axis.output_scale = adaptive ? axis.length : axis.stride;
+  axis.ahead = adaptive ? axis.pooled - 1 : axis.padding;
+  axis.reach = adaptive ? axis.length + axis.pooled - 1 : axis.extent;
   for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) axis.step[t] = from->step[role_of[t]];
   axis.by_count = onepass_divider_of(axis.count);
-  axis.by_stride = onepass_divider_of(axis.stride);
+  axis.by_output_scale = onepass_divider_of(axis.output_scale);
+  axis.by_dilation = onepass_divider_of(axis.dilation);
+  axis.by_pooled = onepass_divider_of(axis.pooled);
   return axis;
 }
 
@@ -101,8 +107,12 @@ static bool is_channels_last(const onepass_pool_problem *p, int64_t channel_step
 static void describe(const onepass_pool_problem *p, onepass_box_args *args) {
   const bool equal_parts = p->adaptive && has_equal_parts(p);
   const onepass_walk *planes = &p->planes;
+  static const int32_t op_of[] = {[ONEPASS_AVG_POOL] = ONEPASS_BOX_AVG,
+                                  [ONEPASS_MAX_POOL] = ONEPASS_BOX_MAX,
+                                  [ONEPASS_LP_POOL] = ONEPASS_BOX_LP};
   *args = (onepass_box_args){.outer = 1,
                              .inner = 1,
+                             .op = op_of[p->op],
                              .adaptive = p->adaptive && !equal_parts,
                              .count_include_pad = p->count_include_pad,
                              .divisor = p->divisor,
@@ -183,18 +193,19 @@ static bool has_packs(const onepass_pool_problem *p, const onepass_box_args *arg
 
 enum { NARROW, WIDE, CHANNELS };
 
+/* For all operators: planes that large are rare. */
+#define FORWARD_WIDE  "boxes_forward_wide"
+#define BACKWARD_WIDE "boxes_backward_wide"
+
 static void choose_thread_an_output(const onepass_pool_problem *p, bool any_address,
                                     onepass_box_launch *l) {
   static const char *const names[3][2][3] = {
-      [ONEPASS_AVG_POOL] = {{"boxes_avg_forward", "boxes_avg_forward_wide",
-                             "boxes_avg_forward_channels"},
-                            {"boxes_avg_backward", "boxes_avg_backward_wide",
-                             "boxes_avg_backward_channels"}},
-      [ONEPASS_MAX_POOL] = {{"boxes_max_forward", "boxes_max_forward_wide",
-                             "boxes_max_forward_channels"},
-                            {"boxes_max_backward", "boxes_max_backward_wide", NULL}},
-      [ONEPASS_LP_POOL] = {{"boxes_lp_forward", "boxes_lp_forward_wide", NULL},
-                           {"boxes_lp_backward", "boxes_lp_backward_wide", NULL}},
+      [ONEPASS_AVG_POOL] = {{"boxes_avg_forward", FORWARD_WIDE, "boxes_avg_forward_channels"},
+                            {"boxes_avg_backward", BACKWARD_WIDE, "boxes_avg_backward_channels"}},
+      [ONEPASS_MAX_POOL] = {{"boxes_max_forward", FORWARD_WIDE, "boxes_max_forward_channels"},
+                            {"boxes_max_backward", BACKWARD_WIDE, NULL}},
+      [ONEPASS_LP_POOL] = {{"boxes_lp_forward", FORWARD_WIDE, NULL},
+                           {"boxes_lp_backward", BACKWARD_WIDE, NULL}},
   };
   onepass_box_args *args = &l->args;
   const int64_t vec = 16 / onepass_type_size(p->type);

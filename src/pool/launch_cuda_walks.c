@@ -41,7 +41,8 @@ static void turn_axes(onepass_box_args *args) {
                                  .extent = 1,
                                  .length = args->outer,
                                  .pooled = args->outer,
-                                 .count = args->outer};
+                                 .count = args->outer,
+                                 .by_dilation = onepass_divider_of(1)};
     memcpy(axis[0].step, args->outer_step, sizeof axis[0].step);
     args->outer = 1;
     memcpy(index_step, (int64_t[]){0, wide, 1}, sizeof args->walk.index_step);
@@ -158,6 +159,7 @@ static onepass_box_strips strips_of(const onepass_box_axis *along, int64_t vec, 
     const int64_t outputs = onepass_divide_up(along->pooled, strips);
     best = (onepass_box_strips){.outputs = (int32_t)onepass_least(outputs + outputs % 2, most),
                                 .strips = (int32_t)strips,
+                                .by_strips = onepass_divider_of(strips),
                                 .lanes = (int32_t)lanes};
   }
   return best;
@@ -196,6 +198,7 @@ static bool choose_slides(const onepass_pool_problem *p, bool indices, bool any_
     strips->rows -= SLIDE_TURN;
   }
   strips->groups = (int32_t)onepass_divide_up(axis[0].pooled, strips->rows);
+  strips->by_groups = onepass_divider_of(strips->groups);
   l->name = names[kernel - 2][max];
   l->block = SLIDES_BLOCK;
   args->walk.even = !any_address && axis[2].pooled % 2 == 0 &&
@@ -244,11 +247,13 @@ bool onepass_box_choose_walks(const onepass_pool_problem *p, bool indices, bool 
   walk->lanes = 1;
   while (walk->lanes < places && walk->lanes < most_lanes) walk->lanes *= 2;
   walk->blocks_wide = onepass_divide_up(places, walk->lanes);
+  walk->by_blocks_wide = onepass_divider_of(walk->blocks_wide);
   walk->even = l->aligned = !any_address && is_wide && axis[2].pooled % vec == 0 &&
                             has_steady_rows(args, ONEPASS_BOX_Y, vec);
   const int64_t groups = onepass_divide_up(args->outer * axis[1].pooled, WALK_BLOCK / walk->lanes);
   walk->chunk = (int32_t)chunk_of(&axis[0], groups * walk->blocks_wide, device);
   walk->chunks = onepass_divide_up(axis[0].pooled, walk->chunk);
+  walk->by_chunks = onepass_divider_of(walk->chunks);
   l->grid = groups * walk->blocks_wide * walk->chunks;
   l->shared = WALK_BLOCK * 16;
   if (axis[0].kernel > 1 || axis[0].stride > 1 || axis[0].padding > 0) {
@@ -302,6 +307,7 @@ bool onepass_box_choose_bands(const onepass_pool_problem *p, bool indices, bool 
   strips->rows = (int32_t)onepass_most(
       1, onepass_least(walk, (int64_t)all * strips->lanes / BANDS_BLOCK / enough));
   strips->groups = (int32_t)onepass_divide_up(axis[1].pooled, strips->rows);
+  strips->by_groups = onepass_divider_of(strips->groups);
   strips->at_once = rows_at_once((int64_t)rows, onepass_type_size(p->type));
   l->kernel = ONEPASS_CUDA_WINDOWS;
   l->name = p->op == ONEPASS_AVG_POOL ? "bands_avg" : "bands_max";

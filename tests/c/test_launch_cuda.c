@@ -52,12 +52,14 @@ static bool has_f32_weights(const norm_trial *t) {
 
 /* Whether there is no mean, and a kernel that has no loops for one would do. */
 static bool has_squares(const norm_trial *t) {
-  return t->of.layer_norm && (t->of.extras & (LENGTHS | ROOTS)) && !has_f32_weights(t);
+  return t->size < 8 && t->of.layer_norm && (t->of.extras & (LENGTHS | ROOTS)) &&
+         !has_f32_weights(t);
 }
 
 /* Rows are multiplied by a number and nothing else. */
 static bool is_plain(const norm_trial *t) {
-  return !t->of.layer_norm || ((t->of.extras & (LENGTHS | ROOTS)) && !has(t, ONEPASS_ROLE_WEIGHT));
+  return !t->of.layer_norm ||
+         (t->size < 8 && (t->of.extras & (LENGTHS | ROOTS)) && !has(t, ONEPASS_ROLE_WEIGHT));
 }
 
 /* Kernels for full rows take it that each of so many threads has as many packs, that rows are on one axis, and that a

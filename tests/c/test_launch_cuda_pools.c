@@ -120,7 +120,7 @@ static void expect_windows(const pool_trial *t) {
   } else if (strcmp(l->name, "windows_doubled") == 0) {
     POOL(l->tile >= 1 && l->tile <= 8 * l->block);
     POOL((int64_t)l->shared >= 2 * ((l->tile - 1) * step + of->kernel) * t->sums_size);
-    POOL(l->grid == divide_up(t->outputs, l->tile) * of->lines);
+    POOL(l->tiles == divide_up(t->outputs, l->tile) && l->grid == l->tiles * of->lines);
     POOL(!of->backward || of->stride == 1);
   } else {
     POOL(strcmp(l->name, "windows_warp") == 0);
