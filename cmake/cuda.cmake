@@ -91,6 +91,7 @@ function(onepass_pack family folder)
     COMMENT "Packing the ${family} kernels (${folder})" VERBATIM)
 endfunction()
 
+set(onepass_ptx_files "") # a test looks at them
 foreach(family norm pool)
   set(ptxs "")
   foreach(arch IN LISTS onepass_archs)
@@ -106,6 +107,7 @@ foreach(family norm pool)
             FLAGS ${onepass_nvcc_flags} -DONEPASS_ELEMENT_${type} -ptx -arch=compute_${ptx}
             DEPENDS src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h src/core/dtype.h
                     include/onepass.h)
+          list(APPEND onepass_ptx_files ${assembly})
         endif()
         onepass_compile("Assembling the ${family} kernels for ${type} (sm_${arch})" ${onepass_cuda_root}/ptxas
           ${assembly} ${onepass_kernel_folder}/sm_${arch}/${name}

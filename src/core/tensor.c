@@ -302,7 +302,7 @@ static bool joins_previous(const onepass_walk *walk, unsigned roles, const int64
                            int64_t size) {
   for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
     if (!(roles & ONEPASS_BIT(role))) continue;
-    if (walk->stride[role][walk->ndim - 1] != stride_of[role] * size) return false;
+    if (walk->stride[walk->ndim - 1][role] != stride_of[role] * size) return false;
   }
   return true;
 }
@@ -323,7 +323,7 @@ onepass_walk onepass_walk_axes(const onepass_layouts *layouts, unsigned roles, u
     const bool joins = walk.ndim > 0 && joins_previous(&walk, roles, stride_of, size);
     const int at = joins ? walk.ndim - 1 : walk.ndim++;
     walk.size[at] = joins ? walk.size[at] * size : size;
-    for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) walk.stride[role][at] = stride_of[role];
+    for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) walk.stride[at][role] = stride_of[role];
   }
   return walk;
 }
@@ -333,10 +333,10 @@ int64_t onepass_walk_offset_of_many_axes(const onepass_walk *walk, onepass_role 
   int64_t offset = 0;
   for (int axis = walk->ndim - 1; axis > 0; axis--) {
     const int64_t size = walk->size[axis] ? walk->size[axis] : 1; /* 0: there are no positions */
-    offset += position % size * walk->stride[role][axis];
+    offset += position % size * walk->stride[axis][role];
     position /= size;
   }
-  return offset + position * walk->stride[role][0];
+  return offset + position * walk->stride[0][role];
 }
 
 onepass_walk onepass_walk_without(const onepass_walk *walk, int axis) {
@@ -346,7 +346,7 @@ onepass_walk onepass_walk_without(const onepass_walk *walk, int axis) {
   for (int at = axis; at < rest.ndim; at++) {
     rest.size[at] = walk->size[at + 1];
     for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-      rest.stride[role][at] = walk->stride[role][at + 1];
+      rest.stride[at][role] = walk->stride[at + 1][role];
     }
   }
   return rest;
@@ -373,7 +373,7 @@ static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t
   for (int64_t done = 0, run; done < (count); done += run) {                \
     const int last = (walk)->ndim - 1;                                      \
     const int64_t length = last < 0 ? 1 : (walk)->size[last];               \
-    const int64_t stride = last < 0 ? 1 : (walk)->stride[role][last];       \
+    const int64_t stride = last < 0 ? 1 : (walk)->stride[last][role];       \
     run = length - ((begin) + done) % length;                               \
     if (run > (count)-done) run = (count)-done;                             \
     const int64_t offset = onepass_walk_offset(walk, role, (begin) + done); \

@@ -95,8 +95,9 @@ onepass_status onepass_check_buffers(const onepass_layouts *layouts, const onepa
 typedef struct onepass_walk {
   int ndim;
   int64_t count;
+  int64_t stride[ONEPASS_MAX_NDIM]
+                [ONEPASS_ROLE_COUNT]; /* most walks have one axis: all they need is together */
   int64_t size[ONEPASS_MAX_NDIM];
-  int64_t stride[ONEPASS_ROLE_COUNT][ONEPASS_MAX_NDIM];
 } onepass_walk;
 
 /* A walk over the listed axes of `shape` for every tensor in `roles`. A tensor in `trailing` has
@@ -116,12 +117,12 @@ static inline int64_t onepass_walk_offset(const onepass_walk *walk, onepass_role
                                           int64_t position) {
   if (position == 0) return 0; /* which also is the only one without axes, or with axes of size 0 */
   if (walk->ndim > 1) return onepass_walk_offset_of_many_axes(walk, role, position);
-  return position * walk->stride[role][0];
+  return position * walk->stride[0][role];
 }
 
 /* Whether a role's elements on this walk lie one after the other. */
 static inline bool onepass_walk_is_dense(const onepass_walk *walk, onepass_role role) {
-  return walk->ndim == 0 || (walk->ndim == 1 && walk->stride[role][0] == 1);
+  return walk->ndim == 0 || (walk->ndim == 1 && walk->stride[0][role] == 1);
 }
 
 /* Copy positions begin..begin+count of a walk between a tensor and a dense buffer of the same type.

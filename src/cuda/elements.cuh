@@ -218,4 +218,13 @@ __device__ inline pack<T, N> narrow_pack(const C (&from)[N]) {
 /* The larger one, or a NaN if either is one; that of floats is an instruction. */
 __device__ inline double larger_of(double a, double b) { return b > a || b != b ? b : a; }
 
+/* All move one place down, and `last` comes behind them: so a loop that is not unrolled fills an array. Looking for place j in
+ * it is not only longer: nvcc 13.0 then counts from below 0 and compares as if it did not, and leaves after one turn. */
+template <class C, int N>
+__device__ inline void append(C (&to)[N], C last) {
+#pragma unroll
+  for (int k = 0; k + 1 < N; k++) to[k] = to[k + 1];
+  to[N - 1] = last;
+}
+
 #endif

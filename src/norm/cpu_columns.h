@@ -77,8 +77,8 @@ static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_sta
   const T *x = x_start;
   T *y = y_start;
   const int64_t n = p->elements.count;
-  const int64_t x_stride = n > 1 ? p->elements.stride[ONEPASS_ROLE_X][0] : 0;
-  const int64_t y_stride = n > 1 ? p->elements.stride[ONEPASS_ROLE_Y][0] : 0;
+  const int64_t x_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_X] : 0;
+  const int64_t y_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_Y] : 0;
   const NAME(strip) s = NAME(lay_out_strip)(scratch, width);
   NAME(gather_strip)(false, &s, x, x_stride, NULL, 0, n, width);
   bool exact = false;
@@ -109,9 +109,9 @@ static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_s
   const T *x = x_start, *dy = dy_start;
   T *dx = dx_start;
   const int64_t n = p->elements.count;
-  const int64_t x_stride = n > 1 ? p->elements.stride[ONEPASS_ROLE_X][0] : 0;
-  const int64_t dy_stride = n > 1 ? p->elements.stride[ONEPASS_ROLE_DY][0] : 0;
-  const int64_t dx_stride = n > 1 ? p->elements.stride[ONEPASS_ROLE_DX][0] : 0;
+  const int64_t x_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_X] : 0;
+  const int64_t dy_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_DY] : 0;
+  const int64_t dx_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_DX] : 0;
   const NAME(strip) s = NAME(lay_out_strip)(scratch, width);
   NAME(gather_strip)(true, &s, x, x_stride, dy, dy_stride, n, width);
   bool exact = false;

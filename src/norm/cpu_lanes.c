@@ -32,14 +32,14 @@ typedef struct piece {
 
 static char *piece_base(const work *w, onepass_role role, const piece *of) {
   const onepass_norm_problem *p = w->problem;
-  const int64_t slab = is_batch(p) ? 0 : of->slab * p->cells.stride[role][0];
+  const int64_t slab = is_batch(p) ? 0 : of->slab * p->cells.stride[0][role];
   return onepass_buffer(&w->buffers, role) + (slab + of->lane) * onepass_type_size(p->type);
 }
 
 static void find_positions(const work *w, onepass_role role, const piece *of, int64_t *at) {
   const onepass_walk *positions = positions_of(w->problem);
   if (positions->ndim == 1) {
-    const int64_t stride = positions->stride[role][0];
+    const int64_t stride = positions->stride[0][role];
     for (int64_t k = 0; k < of->count; k++) at[k] = (of->position + k) * stride;
     return;
   }

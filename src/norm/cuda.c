@@ -217,6 +217,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   if (l->direct) {
     args.dweight_parts = buffers->dweight;
     args.dbias_parts = buffers->dbias;
+    args.narrow_parts = p->weight_type != onepass_type_of_sums(p->type);
   }
   onepass_status status = ONEPASS_OK;
   if (l->mail_size && way->step_count) {

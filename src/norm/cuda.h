@@ -24,13 +24,12 @@ typedef struct onepass_norm_numbers32 {
   float eps, share, one_over_n;
 } onepass_norm_numbers32;
 
-/* The argument of every kernel; each uses its part. */
+/* The argument of every kernel; each uses its part. What most use is side by side: a kernel waits for every line of it that
+ * it reads first. */
 typedef struct onepass_norm_args {
   int32_t few_blocks; /* for let_next_begin */
   uint32_t zero;      /* for widen_anew */
   onepass_buffers at;
-  onepass_walk rows, elements;
-  onepass_divider by_axis[ONEPASS_MAX_NDIM]; /* by the sizes of the axes of rows */
   double eps;
   double share; /* of an element in the statistic: 1/n for a mean, 1 for a sum */
   double one_over_n;
@@ -47,12 +46,14 @@ typedef struct onepass_norm_args {
   int32_t ring;        /* stream: rows in shared memory; tide: chunks */
   int32_t copies;      /* stream, tide: of a letter */
   int32_t f32_weights; /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t aligned;     /* ring, stream, wide: every row starts at a multiple of 16 bytes */
-  int32_t lookahead;   /* stream: rows that are gathered before a row's sums are waited for;
+  int32_t
+      narrow_parts; /* warps: dweight_parts and dbias_parts are of x's type, as there is one part */
+  int32_t aligned;  /* ring, stream, wide: every row starts at a multiple of 16 bytes */
+  int32_t lookahead;  /* stream: rows that are gathered before a row's sums are waited for;
                              * wide: how far ahead the row is that comes to this multiprocessor next */
-  int32_t prefetched;  /* stream: the row that comes to the second-level cache is so many behind the
+  int32_t prefetched; /* stream: the row that comes to the second-level cache is so many behind the
                              * one that was asked for */
-  int32_t groups;      /* weights by channel: row r is group r % groups of a batch, ... */
+  int32_t groups;     /* weights by channel: row r is group r % groups of a batch, ... */
   int32_t group_channels;     /* ... which has so many channels, ... */
   onepass_divider by_channel; /* ... each of so many elements */
   int64_t slice;              /* elements of a row that a block has */
@@ -66,6 +67,8 @@ typedef struct onepass_norm_args {
    * copies, each an element further on than the one before, and so long. 0: there are none. */
   void *weight_copies, *bias_copies;
   int64_t copy_length;
+  onepass_walk rows, elements;
+  onepass_divider by_axis[ONEPASS_MAX_NDIM]; /* by the sizes of the axes of rows */
 } onepass_norm_args;
 
 #endif

@@ -64,11 +64,11 @@ static void set_strides(const onepass_plan *plan, const onepass_cells_launch *l,
     int64_t *stride = args->stride[role];
     const int64_t *given = plan->layouts.of[role].stride;
     if (is_whole(role)) {
-      stride[ONEPASS_OF_BATCHES] = l->as_one ? 0 : p->cells.stride[role][0];
-      stride[ONEPASS_OF_CHANNELS] = p->cells.stride[role][1];
+      stride[ONEPASS_OF_BATCHES] = l->as_one ? 0 : p->cells.stride[0][role];
+      stride[ONEPASS_OF_CHANNELS] = p->cells.stride[1][role];
       stride[ONEPASS_OF_POSITIONS] = p->spatial.count == 1 || p->spatial.ndim == 0
-                                         ? p->cells.stride[role][0]
-                                         : p->spatial.stride[role][0];
+                                         ? p->cells.stride[0][role]
+                                         : p->spatial.stride[0][role];
     } else if (plan->layouts.of[role].ndim == 2) { /* mean and rstd of groups */
       stride[ONEPASS_OF_BATCHES] = given[0];
       stride[ONEPASS_OF_CHANNELS] = given[1];

@@ -258,10 +258,10 @@ struct element_offsets {
     for (int axis = a.spatial.ndim - 1; axis >= 0; axis--) {
       const int64_t left = axis ? position / a.spatial.size[axis] : 0,
                     here = position - left * a.spatial.size[axis];
-      x += here * a.spatial.stride[x_role][axis];
-      more += here * a.spatial.stride[more_role][axis];
-      beside += here * a.spatial.stride[beside_role][axis];
-      out += here * a.spatial.stride[out_role][axis];
+      x += here * a.spatial.stride[axis][x_role];
+      more += here * a.spatial.stride[axis][more_role];
+      beside += here * a.spatial.stride[axis][beside_role];
+      out += here * a.spatial.stride[axis][out_role];
       position = left;
     }
   }

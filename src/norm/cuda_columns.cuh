@@ -32,11 +32,11 @@ struct column_starts {
     const int role = threadIdx.x;
     const onepass_walk &rows = a.rows;
     if (role <= ONEPASS_ROLE_DX) {
-      int64_t offset = column * rows.stride[role][rows.ndim - 1];
+      int64_t offset = column * rows.stride[rows.ndim - 1][role];
 #pragma unroll 1
       for (int axis = rows.ndim - 2; axis >= 0; axis--) {
         const unsigned size = (unsigned)rows.size[axis], rest = outer / size;
-        offset += (outer - rest * size) * rows.stride[role][axis];
+        offset += (outer - rest * size) * rows.stride[axis][role];
         outer = rest;
       }
       of[role] = offset;
@@ -74,11 +74,11 @@ struct column_strip {
 
   /* The number saved for column t of the strip. */
   __device__ C *saved(const void *base, int role, int t) const {
-    return (C *)base + starts.of[role] + t * a.rows.stride[role][a.rows.ndim - 1];
+    return (C *)base + starts.of[role] + t * a.rows.stride[a.rows.ndim - 1][role];
   }
   /* A tensor shaped as x. */
   __device__ moving along(const void *base, int role) const {
-    const int64_t stride = a.elements.stride[role][0];
+    const int64_t stride = a.elements.stride[0][role];
     return {(char *)((T *)base + starts.of[role] + lane * VEC + part * stride),
             parts * stride * (int64_t)sizeof(T)};
   }
@@ -122,7 +122,7 @@ struct column_strip {
   /* Numbers of weight or bias, of the elements from k on. */
   template <int N>
   __device__ void load_weights(C (&to)[N], const void *base, int role, int k, C otherwise) const {
-    const int64_t stride = a.elements.stride[role][0];
+    const int64_t stride = a.elements.stride[0][role];
 #pragma unroll
     for (int j = 0; j < N; j++) to[j] = otherwise;
     if (!base) return;
@@ -199,7 +199,7 @@ __device__ inline void columns_forward(const norm_args &a) {
 #pragma unroll
   for (int j = 0; j < VEC; j++) sum[0][j] = shift[j] = 0;
   if (CENTERED && strip.count) {
-    const int64_t before = strip.part * a.elements.stride[ONEPASS_ROLE_X][0];
+    const int64_t before = strip.part * a.elements.stride[0][ONEPASS_ROLE_X];
     widen_pack(shift, load_pack<T, VEC>((const T *)x.first - before));
 #pragma unroll
     for (int j = 0; j < VEC; j++) shift[j] = finite_guess(shift[j]);
@@ -393,7 +393,7 @@ __device__ inline void columns_backward(const norm_args &a) {
     const C first = strip.sum_of(shared[0], t);
     if constexpr (ABS) {
       const row_gradient<C> row = gradient_by_sums<C>(first, strip.sum_of(shared[1], t), a);
-      shared[0][t] = row.first;
+      shared[0][t] = first_factor(row.denominator, row.far);
       shared[1][t] = row.scale;
       shared[2][t] = row.slope;
     } else if constexpr (CENTERED) {

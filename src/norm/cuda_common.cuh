@@ -28,30 +28,30 @@ __device__ inline C one_over_n(const norm_args &a) {
 /* ---- Where things are ------------------------------------------------------------------------ */
 
 __device__ inline int64_t offset_on(const onepass_walk &walk, int role, int64_t position) {
-  if (walk.ndim <= 1) return position * walk.stride[role][0];
+  if (walk.ndim <= 1) return position * walk.stride[0][role];
   int64_t offset = 0;
 #pragma unroll 1
   for (int axis = walk.ndim - 1; axis > 0; axis--) {
-    offset += position % walk.size[axis] * walk.stride[role][axis];
+    offset += position % walk.size[axis] * walk.stride[axis][role];
     position /= walk.size[axis];
   }
-  return offset + position * walk.stride[role][0];
+  return offset + position * walk.stride[0][role];
 }
 
 /* The same for rows, of which there are fewer than 2^31 where they are on several axes. */
 template <class T, bool ONE_AXIS = false>
 __device__ inline T *row_of(const void *base, const norm_args &a, int role, int64_t row) {
   const onepass_walk &walk = a.rows;
-  if (ONE_AXIS || walk.ndim <= 1) return (T *)base + row * walk.stride[role][0];
+  if (ONE_AXIS || walk.ndim <= 1) return (T *)base + row * walk.stride[0][role];
   int64_t offset = 0;
   unsigned position = (unsigned)row;
 #pragma unroll 1
   for (int axis = walk.ndim - 1; axis > 0; axis--) {
     const unsigned before = divide(position, a.by_axis[axis]);
-    offset += (position - before * (unsigned)walk.size[axis]) * walk.stride[role][axis];
+    offset += (position - before * (unsigned)walk.size[axis]) * walk.stride[axis][role];
     position = before;
   }
-  return (T *)base + offset + position * walk.stride[role][0];
+  return (T *)base + offset + position * walk.stride[0][role];
 }
 
 /* Numbers of weight or bias, which are of x's type or float. */
@@ -305,15 +305,23 @@ __device__ inline bool is_normal(double v) {
   return v >= 0x1p-1022 && v <= 0x1.fffffffffffffp1023;
 }
 
-/* 1 / denominator as a product of two numbers, so that neither is too large or too small for C. */
+/* 1 / denominator is a product of two numbers, so that neither is too large or too small for C. The first is 1 but for
+ * denominators that are themselves far from it. */
 template <class C>
-__device__ inline void split_scale(C &first, C &second, C denominator) {
-  const C far = sizeof(C) == 8 ? (C)0x1p512 : (C)0x1p64;
-  first = 1;
+__device__ inline C first_factor(C denominator, bool far) {
+  const C large = sizeof(C) == 8 ? (C)0x1p512 : (C)0x1p64;
+  return !far ? 1 : denominator < 1 ? large : 1 / large;
+}
+template <class C>
+__device__ inline bool find_second_factor(C &second, C denominator) {
   second = 1 / denominator;
-  if (is_normal(second)) return;
-  first = denominator < 1 ? far : 1 / far;
-  second = 1 / (denominator * first);
+  if (is_normal(second)) return false;
+  second = 1 / (denominator * first_factor(denominator, true));
+  return true;
+}
+template <class C>
+__device__ inline void find_factors(C &first, C &second, C denominator) {
+  first = first_factor(denominator, find_second_factor(second, denominator));
 }
 
 /* What a row of this norm is divided by. */
@@ -349,7 +357,7 @@ __device__ inline C saved_mean(const C *mean, const norm_args &a) {
 template <class C>
 __device__ inline row_scale<C> scale_by_sum(double sum, const norm_args &a) {
   row_scale<C> row = {0};
-  split_scale(row.first, row.scale, (C)denominator_of(sum * a.share, a.eps, a));
+  find_factors(row.first, row.scale, (C)denominator_of(sum * a.share, a.eps, a));
   return row;
 }
 
@@ -373,11 +381,12 @@ __device__ inline C apply_scale(const row_scale<C> &row, C x) {
   return x * row.first * row.scale;
 }
 
-/* Backward. ABS: dx = dy * first * scale - sign(x) * slope; MOMENTS: z = (x - mean) * rstd + offset and
+/* Backward. ABS: dx = dy * first factor * scale - sign(x) * slope; MOMENTS: z = (x - mean) * rstd + offset and
  * dx = g * rstd + z * by_z + constant, g being dy * weight. */
 template <class C>
 struct row_gradient {
-  C first, scale, slope, denominator;
+  C scale, slope, denominator;
+  bool far; /* scale is the second factor of one over the denominator, and the first is not 1 */
   C mean, rstd, offset, by_z, constant;
 };
 
@@ -385,7 +394,7 @@ template <class C>
 __device__ inline row_gradient<C> gradient_by_sums(double sum, double dot, const norm_args &a) {
   row_gradient<C> row = {0};
   row.denominator = (C)denominator_of(sum * a.share, a.eps, a);
-  split_scale(row.first, row.scale, row.denominator);
+  row.far = find_second_factor(row.scale, row.denominator);
   row.slope = (C)(dot * a.share) / row.denominator / row.denominator;
   if (a.clamp && sum * a.share < a.eps) row.slope = 0;
   return row;
@@ -417,7 +426,7 @@ __device__ inline C normalized(const row_gradient<C> &row, C x) {
 template <class C>
 __device__ inline C apply_l1_gradient(const row_gradient<C> &row, C x, C dy) {
   const C sign = (C)((x > 0) - (x < 0));
-  return dy * row.first * row.scale - sign * row.slope;
+  return dy * first_factor(row.denominator, row.far) * row.scale - sign * row.slope;
 }
 
 template <class C>

@@ -341,7 +341,8 @@ __device__ inline row_gradient<C> merged_gradient(const norm_args &a, int64_t ro
     gradient.by_z = found[1];
     gradient.constant = found[2];
   } else {
-    split_scale(gradient.first, gradient.scale, found[0]);
+    gradient.denominator = found[0];
+    gradient.far = find_second_factor(gradient.scale, found[0]);
     gradient.slope = found[1];
   }
   return gradient;
@@ -441,8 +442,8 @@ __device__ inline void passes_forward_rows(const norm_args &a) {
     const double *sums = a.sums + (first + threadIdx.x) * a.segments * 2;
     scales[threadIdx.x] = scale_by_moments<C>(sums[0], sums[1], a);
   }
-  const int64_t x_step = a.rows.stride[ONEPASS_ROLE_X][0],
-                y_step = a.rows.stride[ONEPASS_ROLE_Y][0];
+  const int64_t x_step = a.rows.stride[0][ONEPASS_ROLE_X],
+                y_step = a.rows.stride[0][ONEPASS_ROLE_Y];
   const T *x = (const T *)a.at.x + first * x_step + column;
   T *y = (T *)a.at.y + first * y_step + column;
   C weight[VEC], bias[VEC];

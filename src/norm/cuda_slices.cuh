@@ -247,8 +247,12 @@ __device__ inline pack<T, VEC> apply_forward(const pack<T, VEC> &x, const pack<W
     for (int j = 0; j < VEC; j++) v[j] = (v[j] * scale.scale + scale.offset) * by[j] + more[j];
     activate_all(activation, v);
   } else {
+    if (scale.first != 1) { /* hardly ever */
 #pragma unroll
-    for (int j = 0; j < VEC; j++) v[j] = v[j] * scale.first * scale.scale;
+      for (int j = 0; j < VEC; j++) v[j] *= scale.first;
+    }
+#pragma unroll
+    for (int j = 0; j < VEC; j++) v[j] *= scale.scale;
   }
   return narrow_pack<C, T, VEC>(v);
 }
@@ -329,8 +333,8 @@ __device__ inline bool find_scale(row_scale<C> &scale, const plain_sums<C, SUMS>
     scale.mean = guess + found.more;
   } else {
     scale = {};
-    split_scale(scale.first, scale.scale,
-                denominator_of(sums.v[0] * share_of<C>(a), eps_of<C>(a), a));
+    find_factors(scale.first, scale.scale,
+                 denominator_of(sums.v[0] * share_of<C>(a), eps_of<C>(a), a));
   }
   return true;
 }
@@ -405,7 +409,7 @@ __device__ inline row_gradient<C> find_gradient(const plain_sums<C, SUMS> &sums,
   } else {
     const C norm = sums.v[0] * share_of<C>(a);
     row.denominator = denominator_of(norm, eps_of<C>(a), a);
-    split_scale(row.first, row.scale, row.denominator);
+    row.far = find_second_factor(row.scale, row.denominator);
     row.slope = sums.v[1] * share_of<C>(a) / row.denominator / row.denominator;
     if (a.clamp && norm < eps_of<C>(a)) row.slope = 0;
   }
@@ -422,7 +426,7 @@ struct block_rows {
   int count, team, teams;
   __device__ block_rows(const norm_args &a, const void *base, int role)
       : team(blockIdx.x / a.team), teams(gridDim.x / a.team) {
-    const int64_t stride = a.rows.stride[role][0];
+    const int64_t stride = a.rows.stride[0][role];
     first = (T *)base + team * stride;
     step = teams * stride;
     count = (int)((a.rows.count - team + teams - 1) / teams);

@@ -41,16 +41,33 @@ __device__ inline void load_row(pack<T, VEC> (&to)[PACKS], const T *row, const t
   }
 }
 
-/* A lane's weights of a pack. Single elements are held as numbers of the type of sums. */
-template <class T, class W, int VEC>
-__device__ inline pack<W, VEC> lane_weights(const void *weights, int column, float absent,
-                                            const norm_args &a) {
+/* A lane's weights. Single elements are held as numbers of the type of sums, and their type is looked at once: loads behind
+ * branches of their own would wait for each other. */
+template <class T, bool FULL, class W, int VEC, int PACKS>
+__device__ inline void load_lane_weights(pack<W, VEC> (&to)[PACKS], const void *weights,
+                                         float absent, const team_lane &w, const norm_args &a) {
+  const int n = (int)a.elements.count;
+  const auto has = [&](int i) { return FULL || w.column(i, VEC) < n; };
   if constexpr (VEC > 1) {
-    return aligned_weights<W, VEC>(weights, column, absent);
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) {
+      if (has(i)) to[i] = aligned_weights<W, VEC>(weights, w.column(i, VEC), absent);
+    }
   } else {
-    pack<W, 1> one;
-    one.v[0] = weights ? (W)weight_at<T>(weights, column, a) : (W)absent;
-    return one;
+#pragma unroll
+    for (int i = 0; i < PACKS; i++) to[i].v[0] = (W)absent;
+    if (!weights) return;
+    if (sizeof(T) == 2 && a.f32_weights) {
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (has(i)) to[i].v[0] = (W)((const float *)weights)[w.column(i, 1)];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+        if (has(i)) to[i].v[0] = (W)widen(((const T *)weights)[w.column(i, 1)]);
+      }
+    }
   }
 }
 
@@ -58,7 +75,8 @@ __device__ inline pack<W, VEC> lane_weights(const void *weights, int column, flo
 template <class T, class C, int VEC>
 __device__ inline C guess_of_team(const pack<T, VEC> &first, const team_lane &w,
                                   const norm_args &a) {
-  if (sizeof(T) == 2) return 0; /* as guess_mean */
+  /* As guess_mean. Of a single element it is the mean. */
+  if (sizeof(T) == 2 && (VEC > 1 || a.elements.count > 1)) return 0;
   /* Packs of floats have kernels for squares. */
   if ((VEC == 1 || sizeof(T) == 8) && !is_centered(a)) return 0;
   return __shfl_sync(ALL_LANES, mean_of_pack<T, C>(first), (int)(threadIdx.x % WARP) - w.lane);
@@ -127,13 +145,8 @@ __device__ inline void warps_forward(const norm_args &a) {
     }
   }
   pack<W, VEC> weight[WEIGHTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
-#pragma unroll
-  for (int i = 0; i < PACKS; i++) {
-    const int column = w.column(i, VEC);
-    if (!has(i)) continue;
-    if constexpr (WEIGHTS) weight[i] = lane_weights<T, W, VEC>(a.at.weight, column, 1, a);
-    if constexpr (MOMENTS) bias[i] = lane_weights<T, W, VEC>(a.at.bias, column, 0, a);
-  }
+  if constexpr (WEIGHTS) load_lane_weights<T, FULL>(weight, a.at.weight, 1, w, a);
+  if constexpr (MOMENTS) load_lane_weights<T, FULL>(bias, a.at.bias, 0, w, a);
   C guess[ROWS] = {0};
 #pragma unroll
   for (int r = 0; r < ROWS && MOMENTS; r++) guess[r] = guess_of_team<T, C, VEC>(x[r][0], w, a);
@@ -175,14 +188,13 @@ __device__ inline void warps_forward(const norm_args &a) {
   for (int r = 0; r < ROWS && WEIGHTS && !TOGETHER; r++) {
     if (w.lane == 0 && is_active(r)) save_moments<false>(scale[r], row(r), a);
   }
-  T *y[ROWS];
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) y[r] = row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row(r));
+  const auto y = [&](int r) { return row_of<T, FULL>(a.at.y, a, ONEPASS_ROLE_Y, row(r)); };
   if constexpr (FUSED) { /* a row, whose weights take turns with its packs */
+    T *const to = y(0);
     write_fused(x[0], a.activation, [&](const pack<T, VEC> &of_x, int i, int activation) {
       const int k = activation ? 0 : i, l = MOMENTS ? k : 0;
       if (is_active(0) && has(i))
-        store_pack(y[0] + w.column(i, VEC),
+        store_pack(to + w.column(i, VEC),
                    apply_forward<STATISTIC, T, W>(of_x, weight[k], bias[l], scale[0], activation));
       if (activation) {
         rotate(weight);
@@ -201,17 +213,20 @@ __device__ inline void warps_forward(const norm_args &a) {
       for (int r = 0; r < ROWS; r++) {
         const pack<T, VEC> made =
             apply_forward<STATISTIC, T, W>(x[r][i], weight[k], bias[l], by[r]);
-        if (is_active(r)) store_pack(y[r] + column, made);
+        /* Found anew for every pack: addresses of two rows take more registers than there are. */
+        if (is_active(r)) store_pack(y(r) + column, made);
       }
     }
   });
   if (TOGETHER) moments.template save<FULL>(w, a);
 }
 
-/* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. */
-template <class C, int VEC, int PACKS>
-__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const team_lane &w, int n,
-                                      C *shared) {
+/* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. A block that has all rows
+ * writes dweight or dbias themselves, which may be of x's type. */
+template <class T, class C, int VEC, int PACKS>
+__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], void *to, const team_lane &w,
+                                      C *shared, const norm_args &a) {
+  const int n = (int)a.elements.count;
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
 #pragma unroll
@@ -228,7 +243,11 @@ __device__ inline void sum_over_block(C (&mine)[PACKS][VEC], C *to, const team_l
   for (int column = threadIdx.x; column < n; column += blockDim.x) {
     C sum = 0;
     for (int warp = 0; warp < blockDim.x / WARP; warp++) sum += shared[warp * n + column];
-    to[column] = sum;
+    if (sizeof(T) == 2 && a.narrow_parts) {
+      ((T *)to)[column] = narrow_to<T>::from(sum);
+    } else {
+      ((C *)to)[(int64_t)blockIdx.x * n + column] = sum;
+    }
   }
   __syncthreads();
 }
@@ -243,10 +262,9 @@ __device__ inline void warps_backward(const norm_args &a) {
   pack<W, VEC> weight[WEIGHTS ? PACKS : 1];
   C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
   if constexpr (WEIGHTS) {
+    load_lane_weights<T, false>(weight, a.at.weight, 1, w, a);
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      if (w.column(i, VEC) < n)
-        weight[i] = lane_weights<T, W, VEC>(a.at.weight, w.column(i, VEC), 1, a);
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }
@@ -285,8 +303,8 @@ __device__ inline void warps_backward(const norm_args &a) {
         stay_packed(dy[r][i]);
       }
       sums = sum_lanes(sums, w.team);
-      const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
       if (first + r >= a.rows.count) continue;
+      const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
       T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
@@ -299,11 +317,9 @@ __device__ inline void warps_backward(const norm_args &a) {
     }
   }
   if constexpr (WEIGHTS) {
-    if (a.dweight_parts)
-      sum_over_block(dweight, (C *)a.dweight_parts + (int64_t)blockIdx.x * n, w, n,
-                     (C *)sums_of_warps);
-    if (a.dbias_parts)
-      sum_over_block(dbias, (C *)a.dbias_parts + (int64_t)blockIdx.x * n, w, n, (C *)sums_of_warps);
+    C *const shared = (C *)sums_of_warps;
+    if (a.dweight_parts) sum_over_block<T>(dweight, a.dweight_parts, w, shared, a);
+    if (a.dbias_parts) sum_over_block<T>(dbias, a.dbias_parts, w, shared, a);
   }
 }
 

@@ -82,15 +82,15 @@ struct packs {
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
 /* With two packs and two rows a lane, still 768 threads on a multiprocessor. */
-#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                \
-  KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,               \
-            (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args))) \
-  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? 12 : 8,  \
-            name##_forward_vector_2##suffix,                                     \
-            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args))) \
-  KERNEL(256, name##_backward_vector_1##suffix,                                  \
-         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))            \
-  KERNEL(256, name##_backward_vector_2##suffix,                                  \
+#define WARPS_KERNELS(name, suffix, W, STATISTIC)                                         \
+  KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,                        \
+            (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))          \
+  KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
+            name##_forward_vector_2##suffix,                                              \
+            (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))          \
+  KERNEL(256, name##_backward_vector_1##suffix,                                           \
+         (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                     \
+  KERNEL(256, name##_backward_vector_2##suffix,                                           \
          (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
 
 /* Rows of which every thread has as many packs: fewer registers, and 1024 threads. */
@@ -111,7 +111,11 @@ KERNEL_AT(
 #endif
 
 #define BLOCKS_KERNELS(op, suffix, W, MOMENTS)                                                     \
-  KERNEL_AT(blocks_early_threads(VECTOR), VECTOR == 2 ? 2 : 6, op##_blocks_forward##suffix,        \
+  KERNEL_AT(blocks_early_threads(VECTOR),                                                          \
+            VECTOR == 2   ? 2                                                                      \
+            : VECTOR == 8 ? 7                                                                      \
+                          : 6,                                                                     \
+            op##_blocks_forward##suffix,                                                           \
             (blocks_forward < element, W, MOMENTS, BLOCKS_PACKS,                                   \
              MOMENTS && sizeof(W) * VECTOR == 16 > (args)))                                        \
   KERNEL_AT(BLOCKS_MOST_THREADS,                                                                   \

@@ -37,7 +37,7 @@ static int find_lane_axis(const onepass_layouts *layouts, const onepass_walk *ro
     bool dense = rows->size[axis] >= LEAST_LANES;
     for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
       if (!(layouts->present & whole_roles & ONEPASS_BIT(role))) continue;
-      dense &= rows->stride[role][axis] == 1;
+      dense &= rows->stride[axis][role] == 1;
     }
     if (dense) return axis;
   }
@@ -108,7 +108,7 @@ static bool has_lanes(const onepass_layouts *layouts, const onepass_norm_problem
   }
   for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
     if (!(layouts->present & whole_roles & ONEPASS_BIT(role))) continue;
-    if (p->channels > 1 && p->cells.stride[role][1] != 1) return false;
+    if (p->channels > 1 && p->cells.stride[1][role] != 1) return false;
   }
   return true;
 }

@@ -24,7 +24,7 @@ static bool lanes_are_dense(const onepass_norm_choice *c) {
   }
   for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
     if (onepass_has(c->layouts, onepass_whole_roles[i]) &&
-        rows->stride[onepass_whole_roles[i]][rows->ndim - 1] != 1) {
+        rows->stride[rows->ndim - 1][onepass_whole_roles[i]] != 1) {
       return false;
     }
   }
@@ -40,7 +40,7 @@ bool onepass_choose_columns(onepass_norm_choice *c) {
   bool vector = inner % pack == 0 && onepass_rows_are_aligned(c, pack, 1);
   for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
     if (onepass_has(c->layouts, onepass_whole_roles[i]) && c->n > 1 &&
-        c->p->elements.stride[onepass_whole_roles[i]][0] % pack) {
+        c->p->elements.stride[0][onepass_whole_roles[i]] % pack) {
       vector = false;
     }
   }

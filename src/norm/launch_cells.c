@@ -52,26 +52,26 @@ static bool cell_is_dense(const choice *c, onepass_role role) {
 
 /* The cells of a batch, or all of them, one after the other. */
 static bool batch_is_dense(const choice *c, onepass_role role) {
-  return c->channels == 1 || c->p->cells.stride[role][1] == c->spatial;
+  return c->channels == 1 || c->p->cells.stride[1][role] == c->spatial;
 }
 static bool all_is_dense(const choice *c, onepass_role role) {
   return batch_is_dense(c, role) &&
-         (c->batches == 1 || c->p->cells.stride[role][0] == c->spatial * c->channels);
+         (c->batches == 1 || c->p->cells.stride[0][role] == c->spatial * c->channels);
 }
 
 static bool channels_are_dense(const choice *c, onepass_role role) {
-  return (c->channels == 1 || c->p->cells.stride[role][1] == 1) && c->p->spatial.ndim <= 1;
+  return (c->channels == 1 || c->p->cells.stride[1][role] == 1) && c->p->spatial.ndim <= 1;
 }
 
 /* From the last position of a batch to the first one of the next is as far as between others. */
 static bool batches_follow(const choice *c, onepass_role role) {
   return c->spatial == 1 || c->batches == 1 ||
-         c->p->cells.stride[role][0] == c->spatial * c->p->spatial.stride[role][0];
+         c->p->cells.stride[0][role] == c->spatial * c->p->spatial.stride[0][role];
 }
 
 static bool positions_are_aligned(const choice *c, onepass_role role) {
-  return (c->batches == 1 || c->p->cells.stride[role][0] % c->vec == 0) &&
-         (c->spatial == 1 || c->p->spatial.stride[role][0] % c->vec == 0);
+  return (c->batches == 1 || c->p->cells.stride[0][role] % c->vec == 0) &&
+         (c->spatial == 1 || c->p->spatial.stride[0][role] % c->vec == 0);
 }
 
 /* ---- Runs ------------------------------------------------------------------------------------ */

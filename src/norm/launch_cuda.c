@@ -74,7 +74,7 @@ bool onepass_rows_are_aligned(const onepass_norm_choice *c, int64_t vec, int fir
   for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
     if (!onepass_has(c->layouts, onepass_whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim - first_axis_from_end; axis++) {
-      if (rows->stride[onepass_whole_roles[i]][axis] % vec) return false;
+      if (rows->stride[axis][onepass_whole_roles[i]] % vec) return false;
     }
   }
   return true;
@@ -88,7 +88,7 @@ static bool rows_are_alike(const onepass_norm_choice *c) {
     if (!onepass_has(c->layouts, onepass_whole_roles[i])) continue;
     for (int axis = 0; axis < rows->ndim; axis++) {
       const int64_t apart =
-          rows->stride[onepass_whole_roles[i]][axis] - rows->stride[ONEPASS_ROLE_X][axis];
+          rows->stride[axis][onepass_whole_roles[i]] - rows->stride[axis][ONEPASS_ROLE_X];
       if (apart % c->vec) return false;
     }
   }
@@ -112,10 +112,12 @@ size_t onepass_reserve(onepass_norm_launch *l, int64_t bytes) {
   return at;
 }
 
-/* Whether sums over rows can be written to dweight and dbias as they are. */
-static bool are_like_sums(const onepass_norm_choice *c) {
+/* Whether sums over rows can be written to dweight and dbias by the kernel that makes them. */
+static bool can_be_direct(const onepass_norm_choice *c) {
   static const onepass_role roles[] = {ONEPASS_ROLE_DWEIGHT, ONEPASS_ROLE_DBIAS};
-  if (c->p->weight_type != onepass_type_of_sums(c->p->type)) return false;
+  /* Only warps make halves of them. */
+  if (c->p->weight_type != onepass_type_of_sums(c->p->type) && c->l->kernel != ONEPASS_CUDA_WARPS)
+    return false;
   for (int i = 0; i < 2; i++) {
     if (onepass_has(c->layouts, roles[i]) && !onepass_walk_is_dense(&c->p->elements, roles[i]))
       return false;
@@ -127,7 +129,7 @@ void onepass_reserve_parts(const onepass_norm_choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
   l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 16)), WARP);
-  l->direct = c->summed && parts == 1 && are_like_sums(c);
+  l->direct = c->summed && parts == 1 && can_be_direct(c);
   if (!c->summed || l->direct) return;
   l->launches++;
   const int64_t bytes = parts * c->n * c->sums_size;
@@ -146,6 +148,16 @@ static bool has_full_kernels(const onepass_norm_choice *c) {
 }
 
 /* ---- warps ----------------------------------------------------------------------------------- */
+
+/* Whether one block should have all rows: it then writes dweight and dbias itself, and no other launch adds up those of
+ * several. A block has one row of a team at a time, or two of few packs (kernels.cu has the same numbers); where a lane
+ * has a single pack, it is also done with more rows sooner than another launch begins. */
+static bool suits_one_block(const onepass_norm_choice *c) {
+  const onepass_norm_launch *l = c->l;
+  const bool twice = l->packs == 1 || (l->packs == 2 && l->width == ONEPASS_NORM_SCALAR);
+  const int64_t rows = WARPS_THREADS / l->team * (twice ? 2 : 1);
+  return c->summed && can_be_direct(c) && c->rows <= rows * (l->packs == 1 ? 2 : 1);
+}
 
 static bool choose_warps(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
@@ -175,8 +187,7 @@ static bool choose_warps(onepass_norm_choice *c) {
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
                       : blocks;
-  /* A block goes on to its second rows sooner than another launch adds up the sums of two. */
-  if (l->grid == 2 && c->summed && are_like_sums(c)) l->grid = 1;
+  if (suits_one_block(c)) l->grid = 1;
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
@@ -278,7 +289,7 @@ static bool choose_blocks(onepass_norm_choice *c) {
 static int64_t blocks_in_phase(const onepass_norm_choice *c, int64_t most_blocks) {
   const int64_t blocks = onepass_least(most_blocks, c->rows);
   if (c->l->width == ONEPASS_NORM_VECTOR || blocks == c->rows) return blocks;
-  const int64_t step = c->p->rows.stride[ONEPASS_ROLE_X][0] % ONEPASS_SECTOR * c->size;
+  const int64_t step = c->p->rows.stride[0][ONEPASS_ROLE_X] % ONEPASS_SECTOR * c->size;
   int64_t period = 1;
   while (period * step % ONEPASS_SECTOR) period *= 2;
   return blocks / period * period;

@@ -370,8 +370,8 @@ static void view_as_cells(const onepass_layouts *layouts, int64_t groups,
       .ndim = 2, .count = x->shape[0] * x->shape[1], .size = {x->shape[0], x->shape[1]}};
   for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
     if (!(roles & ONEPASS_BIT(role))) continue;
-    problem->cells.stride[role][0] = layouts->of[role].stride[0];
-    problem->cells.stride[role][1] = layouts->of[role].stride[1];
+    problem->cells.stride[0][role] = layouts->of[role].stride[0];
+    problem->cells.stride[1][role] = layouts->of[role].stride[1];
   }
 }
 

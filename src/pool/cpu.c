@@ -174,7 +174,7 @@ static bool has_dense_channels(const onepass_plan *plan) {
   const onepass_walk *planes = &plan->problem.pool.planes;
   if (planes->ndim == 0 || planes->size[planes->ndim - 1] < LEAST_CHANNELS) return false;
   for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-    if (onepass_has(&plan->layouts, role) && planes->stride[role][planes->ndim - 1] != 1) {
+    if (onepass_has(&plan->layouts, role) && planes->stride[planes->ndim - 1][role] != 1) {
       return false;
     }
   }

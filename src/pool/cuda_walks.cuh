@@ -87,9 +87,7 @@ __device__ inline void one_over_divisors(sums (&factor)[WIDTH], const box_args &
   for (int j = 0; j < WIDTH; j++) factor[j] = 1;
 #pragma unroll 1 /* there is a division in it */
   for (int j = 0; j < WIDTH && !a.uniform; j++) {
-    const sums one_over = 1 / (others * (sums)walk_divisor(a, 2, first + j));
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++) factor[k] = k == j ? one_over : factor[k];
+    append(factor, 1 / (others * (sums)walk_divisor(a, 2, first + j)));
   }
 }
 

@@ -30,8 +30,8 @@ struct line_place {
   __device__ line_place(const pool_args &a, I line) {
     int64_t from = 0, to = 0;
     const auto add = [&](int axis, int64_t steps) {
-      from += steps * a.lines.stride[a.in_role][axis];
-      to += steps * a.lines.stride[a.out_role][axis];
+      from += steps * a.lines.stride[axis][a.in_role];
+      to += steps * a.lines.stride[axis][a.out_role];
     };
 #pragma unroll 1 /* there is a division in it */
     for (int axis = a.lines.ndim - 1; axis > 0; axis--) {
@@ -235,8 +235,7 @@ __device__ static void any_windows_of(const pool_args &a, const output_slot &slo
     }
     sums sum = 0;
     for (int64_t i = begin; i < end; i++) sum += widen(slot.in[i]);
-#pragma unroll
-    for (int k = 0; k < VEC; k++) out[k] = k == j ? sum : out[k];
+    append(out, sum);
   }
   store_plain(slot.out + slot.first, out, (sums)a.one_over_kernel);
 }

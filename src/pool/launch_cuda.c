@@ -80,7 +80,7 @@ static onepass_point_args point_args_of(const onepass_pool_problem *p) {
   const int64_t outputs = onepass_pool_outputs(p);
   return (onepass_point_args){
       .total = outputs * p->planes.count,
-      .in_step = p->planes.stride[p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X][0],
+      .in_step = p->planes.stride[0][p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X],
       .outputs = (int32_t)outputs,
       .inputs = (int32_t)(p->backward ? wide->pooled : wide->length),
       .step = (int32_t)wide->stride,
@@ -107,7 +107,7 @@ static bool choose_points(const onepass_pool_problem *p, onepass_pool_launch *l)
   const int64_t outputs = onepass_pool_outputs(p), lines = p->planes.count;
   const int64_t terms = onepass_divide_up(p->wide.kernel, p->wide.stride), limit = INT32_MAX / 4;
   const int role = p->backward ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y;
-  if (p->planes.ndim > 1 || (lines > 1 && p->planes.stride[role][0] != outputs)) return false;
+  if (p->planes.ndim > 1 || (lines > 1 && p->planes.stride[0][role] != outputs)) return false;
   if (lines == 0 || outputs == 0 || p->wide.length > limit || p->wide.padding > limit ||
       p->wide.kernel > MOST_TERMS || p->wide.stride > limit / onepass_most(1, p->wide.pooled)) {
     return false;

@@ -120,16 +120,16 @@ static void describe(const onepass_pool_problem *p, onepass_box_args *args) {
                              .elements = p->elements};
   for (int a = 0; a < ONEPASS_POOL_AXES; a++) args->axis[a] = axis_of(p, a, equal_parts);
   const int last = planes->ndim - 1;
-  const int64_t *long_strides = planes->stride[role_of[long_tensor(p)]];
-  args->channels_last = last >= 0 && is_channels_last(p, long_strides[last]);
+  args->channels_last =
+      last >= 0 && is_channels_last(p, planes->stride[last][role_of[long_tensor(p)]]);
   /* A walk has at most two axes: batches and channels. */
   const int inner = planes->ndim == 2 || args->channels_last ? last : -1;
   const int outer = inner == 0 ? -1 : planes->ndim - 1 - (inner >= 0);
   if (inner >= 0) args->inner = planes->size[inner];
   if (outer >= 0) args->outer = planes->size[outer];
   for (int t = 0; t < ONEPASS_BOX_TENSORS; t++) {
-    if (inner >= 0) args->inner_step[t] = planes->stride[role_of[t]][inner];
-    if (outer >= 0) args->outer_step[t] = planes->stride[role_of[t]][outer];
+    if (inner >= 0) args->inner_step[t] = planes->stride[inner][role_of[t]];
+    if (outer >= 0) args->outer_step[t] = planes->stride[outer][role_of[t]];
   }
   args->uniform = is_uniform(p, args);
   if (args->uniform) {

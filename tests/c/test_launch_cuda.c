@@ -291,7 +291,8 @@ static void expect_workspace(const norm_trial *t) {
   }
   NORM(!t->summed || (is_power_of_two(l->adders) && l->adders <= 32));
   NORM(!l->direct || (t->summed && l->parts == 1));
-  NORM(!l->direct || t->size == t->sums_size || has_f32_weights(t));
+  NORM(!l->direct || t->size == t->sums_size || has_f32_weights(t) ||
+       l->kernel == ONEPASS_CUDA_WARPS);
 }
 
 static void expect_launch(const norm_trial *t) {
