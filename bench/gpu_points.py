@@ -4,7 +4,7 @@ import ctypes
 import math
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Type
 
 import torch
 import torch._dynamo
@@ -19,7 +19,6 @@ from contenders import (
     liger_function,
     package_function,
 )
-from family import Problem, measure
 from gpu_timing import (
     REPLAY_BYTES,
     L2Cache,
@@ -39,6 +38,9 @@ from operands import (
     partial_difference,
     random_inputs,
 )
+
+if TYPE_CHECKING:
+    from family import Problem
 
 __all__ = ["Bench"]
 
@@ -139,8 +141,10 @@ class Bench:
             del trial
             give_back_memory()
 
-    def measure_problem(self, problem: Problem) -> Line:
+    def measure_problem(self, problem: "Problem") -> Line:
         """The same for a problem of the family."""
+        from family import measure  # needs the Python package besides
+
         try:
             return measure(problem, self.peers,
                            lambda race: race.run(self.cache, *REPETITIONS["family"]))
