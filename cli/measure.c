@@ -16,8 +16,8 @@ enum {
   BYTES_WORTH_A_THREAD = 256 << 10,
   RANDOM_BLOCK = 64 << 20, /* bytes of random numbers that a GPU's memory is filled from */
   QUEUED = 16,             /* repetitions on a GPU before the host waits */
-  HOST_CALLS = 200,
-  HOST_CALLS_QUEUED = 50
+  HOST_CALLS = 50,
+  HOST_ROUNDS = 9
 };
 
 static const double seconds_per_line = 1.0;
@@ -290,21 +290,23 @@ static bool make_marks(const bench_state *state, void **marks, const char **reas
   return made;
 }
 
-/* The median time of a call that only queues. */
+/* The time of a call that only queues, one of many in a row: the median of some rounds. */
 static bool time_host(bench_state *state, double seconds, double *host, const char **reason) {
-  double times[HOST_CALLS];
-  int64_t calls = HOST_CALLS;
-  while (calls > HOST_CALLS / 8 && (double)calls * seconds > seconds_per_line / 2) calls /= 2;
-  for (int64_t i = 0; i < calls; i++) {
-    double start = seconds_now();
-    if (!run_set(state, i % state->set_count, reason)) return false;
-    times[i] = seconds_now() - start;
-    if ((i + 1) % HOST_CALLS_QUEUED == 0) gpu_wait(state->gpu);
+  double times[HOST_ROUNDS];
+  int64_t rounds = HOST_ROUNDS;
+  while (rounds > 1 && (double)(rounds * HOST_CALLS) * seconds > seconds_per_line / 2) rounds /= 2;
+  for (int64_t round = 0; round < rounds; round++) {
+    const double start = seconds_now();
+    for (int64_t i = 0; i < HOST_CALLS; i++)
+      if (!run_set(state, i % state->set_count, reason)) return false;
+    times[round] = (seconds_now() - start) / HOST_CALLS;
+    if (!gpu_wait(state->gpu)) {
+      *reason = state->gpu->reason;
+      return false;
+    }
   }
-  *host = median(times, calls);
-  bool finished = gpu_wait(state->gpu);
-  if (!finished) *reason = state->gpu->reason;
-  return finished;
+  *host = median(times, rounds);
+  return true;
 }
 
 /* ---- Timing ---- */

@@ -303,8 +303,10 @@ __device__ inline void warps_backward(const norm_args &a) {
         stay_packed(dy[r][i]);
       }
       sums = sum_lanes(sums, w.team);
-      if (first + r >= a.rows.count) continue;
+      const bool active = first + r < a.rows.count;
+      if (STATISTIC == OF_MAGNITUDES && !active) sums.v[0] = 1; /* dividing by 0 takes longer */
       const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
+      if (!active) continue;
       T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
