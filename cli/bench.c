@@ -276,10 +276,7 @@ static int bench(request *request) {
                              .cuda_kernel = request->cuda_kernel,
                              .repetitions = request->repetitions,
                              .rotation = rotation};
-  int status = measure_lines(request, &options, &lines);
-  if (lines.skipped[0])
-    fprintf(stderr, "onepass: bench: skipped, no CUDA kernels yet: %s\n", lines.skipped);
-  return status;
+  return measure_lines(request, &options, &lines);
 }
 
 static int bench_on_gpu(request *request) {

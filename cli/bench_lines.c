@@ -174,9 +174,6 @@ static onepass_status plan_of(const request *request, const problem *problem,
 static int check_plan(const request *request, const problem *problem) {
   onepass_plan_info info = {0};
   onepass_status status = plan_of(request, problem, &info);
-  if (status == ONEPASS_BAD_DEVICE && request->gpu)
-    return usage_error("bench", "%s %s has no CUDA kernels yet; add --device cpu",
-                       problem->op->name, direction_name(problem->direction));
   if (status != ONEPASS_OK)
     return usage_error("bench", "%s: %s", problem->op->name, onepass_last_message());
   /* sse2 and neon are both the baseline, each of its own kind of CPU */
@@ -217,23 +214,10 @@ static int check_memory(const request *request, const problem *problem) {
   return 0;
 }
 
-/* Of several operators, those that the device has no kernels for are left out, and named later. */
-static bool is_skipped(const request *request, const problem *problem, lines *lines) {
-  onepass_plan_info info;
-  if (!request->gpu || is_named(request)) return false;
-  if (plan_of(request, problem, &info) != ONEPASS_BAD_DEVICE) return false;
-  char name[64];
-  snprintf(name, sizeof name, "%s %s", problem->op->name, direction_name(problem->direction));
-  if (strstr(lines->skipped, name)) return true;
-  size_t used = strlen(lines->skipped);
-  snprintf(lines->skipped + used, sizeof lines->skipped - used, "%s%s", used ? ", " : "", name);
-  return true;
-}
-
 /* ---- Lines ---- */
 
 static int add_line(const request *request, const problem *problem, lines *lines) {
-  if (is_skipped(request, problem, lines) || lines->count == MOST_LINES) return 0;
+  if (lines->count == MOST_LINES) return 0;
   int failed = check_memory(request, problem);
   if (!failed) failed = check_plan(request, problem);
   if (failed) return failed;
@@ -310,7 +294,6 @@ int collect_lines(const request *request, lines *lines) {
       int failed = add_op(request, &op_table[i], dtype, lines);
       if (failed) return failed;
     }
-  if (lines->count == 0 && !lines->skipped[0])
-    return usage_error("bench", "none of these operators suits the options");
+  if (lines->count == 0) return usage_error("bench", "none of these operators suits the options");
   return 0;
 }

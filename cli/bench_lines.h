@@ -26,7 +26,6 @@ typedef struct request {
 typedef struct lines {
   problem problems[MOST_LINES];
   int count;
-  char skipped[512]; /* operators that the device has no kernels for */
 } lines;
 
 /* Options that say nothing about any of the operators, and shapes with nothing in them. Returns 0,

@@ -35,7 +35,6 @@ typedef struct request {
 typedef struct group {
   problem problem; /* of the first case */
   int64_t cases, failed;
-  int64_t skipped; /* the device has no kernels for them */
   double of_bound, relative, absolute;
   const char *kernels[MOST_KERNELS];
   int kernel_count;
@@ -63,7 +62,7 @@ typedef struct run {
   kernel_line kernels[MOST_KERNELS];
   int kernel_count;
   int64_t reached[ONEPASS_CUDA_KERNEL_COUNT]; /* cases that each kernel was asked to do, and did */
-  int64_t cases, failed, skipped;
+  int64_t cases, failed;
   bool header_shown;
 } run;
 
@@ -75,7 +74,7 @@ enum { COLUMNS = sizeof columns / sizeof *columns };
 
 /* ---- Groups ---- */
 
-/* The kernels that ran, and how many cases none was there for. */
+/* The kernels that ran. */
 static void list_kernels(char *text, size_t size, const group *group) {
   size_t used = 0;
   text[0] = '\0';
@@ -93,7 +92,6 @@ static void print_group_json(const group *group) {
   json_text(&json, "dtype", dtype_name(group->problem.dtype));
   json_integer(&json, "cases", group->cases);
   json_integer(&json, "failed", group->failed);
-  json_integer(&json, "skipped", group->skipped);
   json_number(&json, "worst_of_bound", group->of_bound);
   json_number(&json, "max_err", group->relative);
   json_number(&json, "max_abs_err", group->absolute);
@@ -110,27 +108,19 @@ static void print_group(run *run, const group *group) {
   snprintf(of_bound, sizeof of_bound, "%.2f", group->of_bound);
   snprintf(error, sizeof error, "%.1e", group->relative);
   list_kernels(kernels, sizeof kernels, group);
-  size_t used = strlen(kernels);
-  bool all = group->cases == 0;
-  if (group->skipped && used < sizeof kernels)
-    snprintf(kernels + used, sizeof kernels - used,
-             all ? "no CUDA kernels yet" : "; %" PRId64 " skipped: no CUDA kernels yet",
-             group->skipped);
   const char *const cells[COLUMNS] = {group->problem.op->name,
                                       direction_name(group->problem.direction),
                                       dtype_name(group->problem.dtype),
                                       cases,
-                                      all ? "" : of_bound,
-                                      all ? "" : error,
-                                      group->failed ? "FAIL"
-                                      : all         ? "skip"
-                                                    : "ok",
+                                      of_bound,
+                                      error,
+                                      group->failed ? "FAIL" : "ok",
                                       kernels};
   table_row(columns, COLUMNS, cells);
 }
 
 static void finish_group(run *run) {
-  if (run->group.cases + run->group.skipped == 0) return;
+  if (run->group.cases == 0) return;
   progress(NULL);
   if (run->request->json)
     print_group_json(&run->group);
@@ -309,8 +299,6 @@ static void add_names(group *group, const outcome *outcome) {
 static void add_to_group(group *group, const check_case *check_case, const outcome *outcome) {
   const verdict *verdict = &outcome->verdict;
   group->problem = check_case->problem;
-  group->skipped += outcome->skipped;
-  if (outcome->skipped) return;
   group->cases++;
   add_names(group, outcome);
   group->failed += !outcome->passed;
@@ -324,8 +312,7 @@ static void add_to_group(group *group, const check_case *check_case, const outco
 
 static void record(run *run, const check_case *check_case, const outcome *outcome) {
   if (!same_group(&run->group.problem, &check_case->problem)) finish_group(run);
-  run->cases += !outcome->skipped;
-  run->skipped += outcome->skipped;
+  run->cases++;
   add_to_group(&run->group, check_case, outcome);
   add_kernels(run, outcome);
   if (outcome->passed) return;
@@ -459,7 +446,6 @@ static void print_summary(const run *run, const char *unreached, double seconds)
     json_begin(&json);
     json_integer(&json, "passed", run->cases - run->failed);
     json_integer(&json, "failed", run->failed);
-    json_integer(&json, "skipped", run->skipped);
     if (run->cuda) json_text(&json, "unreached", unreached);
     json_number(&json, "seconds", seconds);
     json_end(&json);
@@ -469,7 +455,6 @@ static void print_summary(const run *run, const char *unreached, double seconds)
     printf("%" PRId64 " more failed and are not shown\n", run->failed - MOST_FAILURES_SHOWN);
   if (unreached[0]) printf("FAIL: no case was done by: %s\n", unreached);
   printf("%" PRId64 " cases passed, %" PRId64 " failed", run->cases - run->failed, run->failed);
-  if (run->skipped) printf(", %" PRId64 " skipped: no CUDA kernels yet", run->skipped);
   printf(" (%.1f s)\n", seconds);
 }
 
@@ -501,7 +486,7 @@ static int set_threads(run *run) {
 static int check_list(run *run) {
   double start = seconds_now();
   if (!make_list(run) || !run_list(run)) return usage_error("check", "not enough memory");
-  if (run->cases + run->skipped == 0)
+  if (run->cases == 0)
     return usage_error("check", "--case %" PRId64 ": the list has no such case",
                        run->request->number);
   return finish(run, seconds_now() - start);

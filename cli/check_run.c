@@ -207,6 +207,7 @@ static bool keep_initial(trial *trial, role role) {
 }
 
 static bool prepare(trial *trial) {
+  problem_operands(trial->problem, trial->check_case->layout, trial->operands);
   uint64_t seed = random_bits(trial->checker->seed, (uint64_t)trial->check_case->number);
   for (role role = X; role < ROLES; role++) {
     operand *operand = &trial->operands[role];
@@ -525,17 +526,7 @@ static bool check_kernels(trial *trial) {
   return outcome->passed;
 }
 
-/* A device may not have kernels for everything yet. */
-static bool is_possible(trial *trial) {
-  onepass_plan_info info;
-  onepass_options best = {.cuda_kernel = ONEPASS_CUDA_BEST};
-  problem_operands(trial->problem, trial->check_case->layout, trial->operands);
-  trial->outcome->skipped = trial->gpu && describe_way(trial, &best, &info) == ONEPASS_BAD_DEVICE;
-  return !trial->outcome->skipped;
-}
-
 static bool check_session(trial *trial) {
-  if (!is_possible(trial)) return true;
   if (!prepare(trial)) return false;
   onepass_status status = run_reference(trial->problem, trial->operands, 0, trial->want);
   if (status != ONEPASS_OK) return fail_status(trial, "reference", status);

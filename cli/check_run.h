@@ -29,7 +29,6 @@ enum { MOST_NAMES = 6 };
 
 typedef struct outcome {
   bool passed;
-  bool skipped;                  /* the device has no kernels for it */
   const char *names[MOST_NAMES]; /* of the kernels that ran, in the plans' words */
   int name_count;
   verdict verdict;

@@ -265,9 +265,7 @@ def test_a_check_says_what_ran(device: str, op: str) -> None:
     for line in groups:
         assert {"cases", "failed", "worst_of_bound", "max_err", "max_abs_err", "ok"} <= set(line)
         assert line["ok"] and line["failed"] == 0
-        assert bool(line["kernels"]) == (line["cases"] > 0)
-        assert line["cases"] + line["skipped"] > 0
-        assert device == "cuda" or line["skipped"] == 0
+        assert line["kernels"] and line["cases"] > 0
 
 
 def test_a_family_has_its_operators_and_no_others() -> None:
@@ -332,9 +330,6 @@ def test_bench_knows_every_operator(device: str, op: str) -> None:
     shape = POOL_SHAPES[op[-2]] if op in POOLS else "6x8x65"
     result = onepass("bench", "--json", "--op", op, "--shape", shape, "--reps", "5", "--device",
                      device)
-    if result.returncode == 2 and device == "cuda":
-        assert result.stderr.endswith("has no CUDA kernels yet; add --device cpu\n")
-        pytest.skip("no CUDA kernels yet")
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["op"], line["dir"]) for line in lines] == [(op, "fwd"), (op, "bwd")]

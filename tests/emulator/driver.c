@@ -105,14 +105,20 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
+/* Compute capability 9.0, unless a test wants another. */
+static int capability(void) {
+  const char *wanted = getenv("EMULATED_CAPABILITY");
+  return wanted ? atoi(wanted) : 90;
+}
+
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   if (device < 0 || device >= DEVICES) return CUDA_ERROR_INVALID_DEVICE;
   switch ((int)attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = 9;
+      *value = capability() / 10;
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      *value = 0;
+      *value = capability() % 10;
       break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       *value = MULTIPROCESSORS;
