@@ -81,7 +81,7 @@ struct packs {
   KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
-/* With two packs and two rows a lane, still 768 threads on a multiprocessor. */
+/* With two packs and two rows a lane, still 1024 threads on a multiprocessor. */
 #define WARPS_KERNELS(name, suffix, W, STATISTIC)                                         \
   KERNEL_AT(WARPS_FEW_THREADS, 8, name##_forward_vector_1##suffix,                        \
             (warps_forward<element, W, STATISTIC, VECTOR, 1, WARPS_ROWS>(args)))          \
@@ -93,7 +93,7 @@ struct packs {
   KERNEL(256, name##_backward_vector_2##suffix,                                           \
          (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
 
-/* Rows of which every thread has as many packs: fewer registers, and 1024 threads. */
+/* Rows of which every thread has as many packs. */
 #define FULL_WARPS_KERNEL(name, suffix, W, STATISTIC)                                     \
   KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
             name##_forward_vector_2_full##suffix,                                         \
