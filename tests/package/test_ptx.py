@@ -1,9 +1,9 @@
 """No loop of the CUDA kernels is of the kind that nvcc 13.0 makes wrong.
 
 test_ptx.py PTX...
-A loop that is not unrolled and looks for place j of an array in registers may count from below 0, to save a
-comparison, and compare that number with its end as if it had no sign: it then ends after one turn. On a GPU the
-kernels' tests find it, but not in what is compiled for GPUs that nobody has at hand.
+A loop that is not unrolled and looks for place j of an array in registers may count from below 0, to save
+a comparison, and compare that number with its end as if it had no sign: it then ends after one turn. On a
+GPU the kernels' tests find it, but not in what is compiled for GPUs that nobody has at hand.
 """
 
 import re
@@ -12,7 +12,8 @@ from typing import Iterator, Set, Tuple
 
 ENTRY = re.compile(r"\.(?:entry|func)\b.*?(\w+)\(")
 STARTS_BELOW_0 = re.compile(r"\s*mov\.[bsu]32\s+(%r\d+), -\d+;")
-COMPARES_UNSIGNED = re.compile(r"\s*(?:@!?%p\d+ )?setp\.(?:lt|le|gt|ge|lo|ls|hi|hs)\.u32\s+%p\d+, (%r\d+), \d+;")
+COMPARES_UNSIGNED = re.compile(r"\s*(?:@!?%p\d+ )?setp\.(?:lt|le|gt|ge|lo|ls|hi|hs)\.u32\s+"
+                               r"%p\d+, (%r\d+), \d+;")
 
 
 def wrong_loops(lines: Iterator[str]) -> Iterator[Tuple[str, str]]:
