@@ -95,8 +95,8 @@ onepass_status onepass_check_buffers(const onepass_layouts *layouts, const onepa
 typedef struct onepass_walk {
   int ndim;
   int64_t count;
-  int64_t stride[ONEPASS_MAX_NDIM]
-                [ONEPASS_ROLE_COUNT]; /* most walks have one axis: all they need is together */
+  /* Axis after axis: most walks have one, and all that they need is together. */
+  int64_t stride[ONEPASS_MAX_NDIM][ONEPASS_ROLE_COUNT];
   int64_t size[ONEPASS_MAX_NDIM];
 } onepass_walk;
 

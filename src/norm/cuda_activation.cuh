@@ -76,10 +76,7 @@ __device__ inline C activation_slope(int activation, C x) {
  * unrolled, and long code is there once. */
 template <class P, int N>
 __device__ inline void rotate(P (&of)[N]) {
-  const P first = of[0];
-#pragma unroll
-  for (int k = 0; k + 1 < N; k++) of[k] = of[k + 1];
-  of[N - 1] = first;
+  append(of, of[0]);
 }
 
 /* One look at the activation for all of them. */

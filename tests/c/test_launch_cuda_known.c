@@ -116,6 +116,32 @@ static void test_known_rings_have_known_widths(void) {
   }
 }
 
+/* Few rows that one block has write dweight and dbias at once; with more, another launch adds up the parts. */
+static void test_few_rows_have_one_block(void) {
+  static const struct {
+    int64_t rows, n;
+    bool alone;
+  } known[] = {
+      {1024, 1, true},
+      {1025, 1, false}, /* 512 at a time, and once more */
+      {8, 145, true},
+      {9, 145, false}, /* a warp has a row, with several elements a lane */
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    for (int half = 0; half < 2; half++) {
+      const norm_case of = {true,    true,          half ? BF16 : F32, EVERYTHING,
+                            COMPACT, known[i].rows, known[i].n};
+      norm_trial trial = {.of = of, .on = &gpus[H200]}, *t = &trial;
+      make_norm(t);
+      if (!EXPECT(choose_norm(t), "%s", describe_norm(t))) continue;
+      const onepass_norm_launch *l = &t->launch;
+      EXPECT(l->kernel == ONEPASS_CUDA_WARPS && (l->grid == 1) == known[i].alone &&
+                 l->direct == known[i].alone && l->launches == (known[i].alone ? 1 : 2),
+             "%d blocks, %d launches: %s", (int)l->grid, (int)l->launches, describe_norm(t));
+    }
+  }
+}
+
 /* ---- Kernels that were asked for and cannot do it -------------------------------------------- */
 
 static void test_a_kernel_that_cannot_do_it_is_refused(void) {
@@ -182,6 +208,7 @@ static void test_the_build_says_whether_it_has_the_backend(void) {
 int main(void) {
   test_known_problems_have_known_kernels();
   test_known_rings_have_known_widths();
+  test_few_rows_have_one_block();
   test_a_kernel_that_cannot_do_it_is_refused();
   test_kernels_say_their_names();
   test_each_rung_is_the_best_of_some_problem();
