@@ -47,6 +47,10 @@ static onepass_status add_main_step(const naming *n, onepass_norm_way *way) {
   char name[64];
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS:
+      if (l->singles) {
+        snprintf(name, sizeof name, "%s_singles_%s", statistic, n->direction);
+        break;
+      }
       snprintf(name, sizeof name, "%s_warps_%s_%s_%d%s%s%s", statistic, n->direction, width,
                (int)l->packs, n->fused, l->full ? "_full" : "",
                l->width == ONEPASS_NORM_VECTOR ? weights : "");

@@ -46,7 +46,7 @@ typedef struct onepass_norm_args {
   int32_t ring;         /* stream: rows in shared memory; tide: chunks */
   int32_t copies;       /* stream, tide: of a letter */
   int32_t f32_weights;  /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t narrow_parts; /* warps: there is one part, which is of x's type */
+  int32_t narrow_parts; /* warps, singles: there is one part, which is of x's type */
   int32_t aligned;      /* ring, stream, wide: every row starts at a multiple of 16 bytes */
   int32_t lookahead;    /* stream: rows that are gathered before a row's sums are waited for;
                              * wide: how far ahead the row is that comes to this multiprocessor next */

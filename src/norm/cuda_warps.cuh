@@ -221,35 +221,45 @@ __device__ inline void warps_forward(const norm_args &a) {
   if (TOGETHER) moments.template save<FULL>(w, a);
 }
 
-/* Sums over the rows of a block: first the teams of a warp, then the warps, each in their order. A block that has all rows
- * writes dweight or dbias themselves, which may be of x's type. */
+/* dweight and dbias, or this block's part of them: first the teams of a warp are added up, then the warps, of which there
+ * are 8, 16 or 32, each in their order. A block that has all rows writes the numbers themselves, which may be of x's type. */
 template <class T, class C, int VEC, int PACKS>
-__device__ inline void sum_over_block(C (&mine)[PACKS][VEC], void *to, const team_lane &w,
-                                      C *shared, const norm_args &a) {
-  const int n = (int)a.elements.count;
+__device__ inline void sum_over_block(C (&dweight)[PACKS][VEC], C (&dbias)[PACKS][VEC],
+                                      const team_lane &w, C *shared, const norm_args &a) {
+  const int n = (int)a.elements.count, warps = blockDim.x / WARP, AT_ONCE = 8;
+  C *const of_warp = shared + threadIdx.x / WARP * 2 * n;
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
       for (int mask = w.team; mask < WARP; mask *= 2) {
-        mine[i][j] += __shfl_xor_sync(ALL_LANES, mine[i][j], mask);
+        dweight[i][j] += __shfl_xor_sync(ALL_LANES, dweight[i][j], mask);
+        dbias[i][j] += __shfl_xor_sync(ALL_LANES, dbias[i][j], mask);
       }
       const int column = w.column(i, VEC) + j;
-      if (threadIdx.x % WARP < w.team && column < n)
-        shared[threadIdx.x / WARP * n + column] = mine[i][j];
+      if (threadIdx.x % WARP < w.team && column < n) {
+        of_warp[column] = dweight[i][j];
+        of_warp[n + column] = dbias[i][j];
+      }
     }
   }
   __syncthreads();
-  for (int column = threadIdx.x; column < n; column += blockDim.x) {
+  for (int place = threadIdx.x; place < 2 * n; place += blockDim.x) {
+    void *const to = place < n ? a.dweight_parts : a.dbias_parts;
+    const int column = place < n ? place : place - n;
+    if (!to) continue;
     C sum = 0;
-    for (int warp = 0; warp < blockDim.x / WARP; warp++) sum += shared[warp * n + column];
+#pragma unroll 1
+    for (int warp = 0; warp < warps; warp += AT_ONCE) {
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) sum += shared[(warp + k) * 2 * n + place];
+    }
     if (sizeof(T) == 2 && a.narrow_parts) {
       ((T *)to)[column] = narrow_to<T>::from(sum);
     } else {
       ((C *)to)[(int64_t)blockIdx.x * n + column] = sum;
     }
   }
-  __syncthreads();
 }
 
 template <class T, class W, int STATISTIC, int VEC, int PACKS, int ROWS>
@@ -319,9 +329,8 @@ __device__ inline void warps_backward(const norm_args &a) {
     }
   }
   if constexpr (WEIGHTS) {
-    C *const shared = (C *)sums_of_warps;
-    if (a.dweight_parts) sum_over_block<T>(dweight, a.dweight_parts, w, shared, a);
-    if (a.dbias_parts) sum_over_block<T>(dbias, a.dbias_parts, w, shared, a);
+    if (a.dweight_parts || a.dbias_parts)
+      sum_over_block<T>(dweight, dbias, w, (C *)sums_of_warps, a);
   }
 }
 

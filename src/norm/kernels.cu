@@ -7,6 +7,7 @@
 #include "norm/cuda_columns.cuh"
 #include "norm/cuda_passes.cuh"
 #include "norm/cuda_ring.cuh"
+#include "norm/cuda_singles.cuh"
 #include "norm/cuda_stream.cuh"
 #include "norm/cuda_strided.cuh"
 #include "norm/cuda_tide.cuh"
@@ -42,6 +43,10 @@ enum { WARPS_BLOCKS = 12, LATE_FULL_BLOCKS = 2 };
 enum { WARPS_BLOCKS = 16, LATE_FULL_BLOCKS = 3 };
 #endif
 
+/* Backward few rows may have a block of more threads than the 256 that many have: of kernels with single elements, up to
+ * four a lane, and of the others. launch_cuda.c knows them, too. */
+enum { WARPS_MOST_THREADS = VECTOR == 2 ? 512 : 1024, WARPS_MORE_THREADS = WARPS_MOST_THREADS / 2 };
+
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;
  * with weights of more bytes than the elements, fewer. launch_cuda.c knows them, too. */
 template <class W, bool MOMENTS>
@@ -70,15 +75,18 @@ struct packs {
 #define KERNEL(threads, name, call) KERNEL_AT(threads, threads > 256 ? 1 : 2, name, call)
 
 /* Single elements: a lane has at most 8 of a row. */
-#define WARPS_SCALAR_KERNELS(name, MOMENTS)                                                      \
-  KERNEL(256, name##_forward_scalar_1, (warps_forward<element, sums, MOMENTS, 1, 1>(args)))      \
-  KERNEL(256, name##_forward_scalar_2, (warps_forward<element, sums, MOMENTS, 1, 2>(args)))      \
-  KERNEL(256, name##_forward_scalar_4, (warps_forward<element, sums, MOMENTS, 1, 4>(args)))      \
-  KERNEL(256, name##_forward_scalar_8, (warps_forward<element, sums, MOMENTS, 1, 8>(args)))      \
-  KERNEL(256, name##_backward_scalar_1, (warps_backward<element, sums, MOMENTS, 1, 1, 2>(args))) \
-  KERNEL(256, name##_backward_scalar_2, (warps_backward<element, sums, MOMENTS, 1, 2, 2>(args))) \
-  KERNEL(256, name##_backward_scalar_4, (warps_backward<element, sums, MOMENTS, 1, 4, 1>(args))) \
-  KERNEL_AT(256, VECTOR == 2 ? 1 : 2, name##_backward_scalar_8,                                  \
+#define WARPS_SCALAR_KERNELS(name, MOMENTS)                                                 \
+  KERNEL(256, name##_forward_scalar_1, (warps_forward<element, sums, MOMENTS, 1, 1>(args))) \
+  KERNEL(256, name##_forward_scalar_2, (warps_forward<element, sums, MOMENTS, 1, 2>(args))) \
+  KERNEL(256, name##_forward_scalar_4, (warps_forward<element, sums, MOMENTS, 1, 4>(args))) \
+  KERNEL(256, name##_forward_scalar_8, (warps_forward<element, sums, MOMENTS, 1, 8>(args))) \
+  KERNEL(WARPS_MOST_THREADS, name##_backward_scalar_1,                                      \
+         (warps_backward<element, sums, MOMENTS, 1, 1, 2>(args)))                           \
+  KERNEL(WARPS_MOST_THREADS, name##_backward_scalar_2,                                      \
+         (warps_backward<element, sums, MOMENTS, 1, 2, 2>(args)))                           \
+  KERNEL(WARPS_MOST_THREADS, name##_backward_scalar_4,                                      \
+         (warps_backward<element, sums, MOMENTS, 1, 4, 1>(args)))                           \
+  KERNEL_AT(WARPS_MORE_THREADS, 1, name##_backward_scalar_8,                                \
             (warps_backward<element, sums, MOMENTS, 1, 8, 1>(args)))
 
 /* With two packs and two rows a lane, still 1024 threads on a multiprocessor. */
@@ -88,9 +96,9 @@ struct packs {
   KERNEL_AT(WARPS_FEW_THREADS, VECTOR > 2 && sizeof(W) * VECTOR == 16 ? WARPS_BLOCKS : 8, \
             name##_forward_vector_2##suffix,                                              \
             (warps_forward<element, W, STATISTIC, VECTOR, 2, WARPS_ROWS>(args)))          \
-  KERNEL(256, name##_backward_vector_1##suffix,                                           \
+  KERNEL(WARPS_MORE_THREADS, name##_backward_vector_1##suffix,                            \
          (warps_backward<element, W, STATISTIC, VECTOR, 1, 2>(args)))                     \
-  KERNEL(256, name##_backward_vector_2##suffix,                                           \
+  KERNEL(WARPS_MORE_THREADS, name##_backward_vector_2##suffix,                            \
          (warps_backward<element, W, STATISTIC, VECTOR, 2, 1>(args)))
 
 /* Rows of which every thread has as many packs. */
@@ -141,19 +149,21 @@ KERNEL_AT(
   PLAIN_KERNEL(STREAM_THREADS, 1, op##_stream_backward##suffix,                                    \
                (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
-#define KERNELS_OF(op, MOMENTS)                                                             \
-  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
-  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                             \
-  BLOCKS_KERNELS(op, , element, MOMENTS)                                                    \
-  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))          \
-  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))   \
-  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args))) \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                   \
-            (passes_forward<element, MOMENTS>(args)))                                       \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                           \
-            (passes_backward<element, MOMENTS, VECTOR>(args)))                              \
-  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))     \
-  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
+#define KERNELS_OF(op, MOMENTS)                                                                  \
+  KERNEL(256, op##_singles_forward, (single_forward<element, MOMENTS>(args)))                    \
+  KERNEL(SINGLES_MOST_THREADS, op##_singles_backward, (single_backward<element, MOMENTS>(args))) \
+  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                      \
+  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                                  \
+  BLOCKS_KERNELS(op, , element, MOMENTS)                                                         \
+  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))               \
+  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))        \
+  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args)))      \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                        \
+            (passes_forward<element, MOMENTS>(args)))                                            \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                                \
+            (passes_backward<element, MOMENTS, VECTOR>(args)))                                   \
+  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))          \
+  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))                   \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
 /* Blocks on a multiprocessor: as many as there are registers for. Doubles take more of them, and so does what

@@ -12,6 +12,9 @@ enum {
   WARPS_THREADS = 256,
   WARPS_ROWS = 2,
   WARPS_FEW_THREADS = 64,
+  SINGLES_ROWS = 4,
+  SINGLES_THREADS = 256,
+  SINGLES_MOST_THREADS = 512,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -149,18 +152,58 @@ static bool has_full_kernels(const onepass_norm_choice *c) {
 
 /* ---- warps ----------------------------------------------------------------------------------- */
 
-/* Whether one block should have all rows: it then writes dweight and dbias itself, and no other launch adds up those of
- * several. A block has one row of a team at a time, or two of few packs (kernels.cu has the same numbers); where a lane
- * has a single pack, it is also done with more rows sooner than another launch begins. */
-static bool suits_one_block(const onepass_norm_choice *c) {
-  const onepass_norm_launch *l = c->l;
+/* Of a block, backward; kernels.cu has the same numbers. */
+static int32_t most_warps_threads(const onepass_norm_choice *c) {
+  const bool light = c->l->width == ONEPASS_NORM_SCALAR && c->l->packs <= 4;
+  return 4 * WARPS_THREADS / (light ? 1 : 2) / (c->size == 8 ? 2 : 1);
+}
+
+/* One block, if it can have all rows at once: it then writes dweight and dbias itself, and no other launch adds up those
+ * of several. A team has a row at a time, or two of few packs (kernels.cu has the same numbers); where a lane has a single
+ * pack, a block is also done with twice as many rows sooner than another launch begins. */
+static void prefer_one_block(const onepass_norm_choice *c) {
+  onepass_norm_launch *l = c->l;
+  if (!c->summed || !can_be_direct(c)) return;
   const bool twice = l->packs == 1 || (l->packs == 2 && l->width == ONEPASS_NORM_SCALAR);
-  const int64_t rows = WARPS_THREADS / l->team * (twice ? 2 : 1);
-  return c->summed && can_be_direct(c) && c->rows <= rows * (l->packs == 1 ? 2 : 1);
+  const int32_t most = most_warps_threads(c);
+  int32_t block = WARPS_THREADS;
+  const int64_t rows_of_thread = twice ? 2 : 1;
+  while (block < most && c->rows > block / l->team * rows_of_thread) block *= 2;
+  if (c->rows > block / l->team * rows_of_thread * (l->packs == 1 ? 2 : 1)) return;
+  l->block = block;
+  l->grid = 1;
+}
+
+/* Rows of one element. */
+static bool choose_singles(onepass_norm_choice *c) {
+  onepass_norm_launch *l = c->l;
+  const int64_t chip = c->device->multiprocessors;
+  if (c->n != 1 || c->rows == 0 || c->fused ||
+      (c->moments && c->p->op->denominator != ONEPASS_BY_DEVIATION)) {
+    return false;
+  }
+  l->singles = true;
+  l->packs = 1;
+  l->block = SINGLES_THREADS;
+  /* A row a thread, as long as that is not too many blocks. */
+  l->grid = onepass_most(onepass_divide_up(c->rows, SINGLES_THREADS * SINGLES_ROWS),
+                         onepass_least(onepass_divide_up(c->rows, SINGLES_THREADS), 4 * chip));
+  if (c->summed) { /* those go on from row to row */
+    l->grid = onepass_least(l->grid, 4 * chip);
+    if (can_be_direct(c) && c->rows <= SINGLES_MOST_THREADS * SINGLES_ROWS) {
+      l->block = (int32_t)onepass_least(onepass_round_up(c->rows, WARP), SINGLES_MOST_THREADS);
+      l->grid = 1;
+    }
+  }
+  if (l->grid > INT32_MAX) return false;
+  l->launches = 1;
+  onepass_reserve_parts(c, l->grid);
+  return true;
 }
 
 static bool choose_warps(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
+  if (choose_singles(c)) return true;
   l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
   const int64_t most_packs = !l->width ? 8 : c->fused ? 4 : 2;
@@ -187,11 +230,11 @@ static bool choose_warps(onepass_norm_choice *c) {
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
   l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
                       : blocks;
-  if (suits_one_block(c)) l->grid = 1;
+  prefer_one_block(c);
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
   l->launches = 1;
-  l->shared = c->summed ? (size_t)(l->block / WARP * c->n * c->sums_size) : 0;
+  l->shared = c->summed ? (size_t)(l->block / WARP * 2 * c->n * c->sums_size) : 0;
   onepass_reserve_parts(c, l->grid);
   return true;
 }

@@ -26,6 +26,7 @@ typedef struct onepass_norm_launch {
   onepass_norm_width width; /* warps, blocks, passes, columns */
   int32_t packs;            /* warps, ring, stream: a thread has at most so many */
   bool full;                /* warps, blocks: each thread has as many */
+  bool singles;             /* warps: rows are of one element, and a thread has some by itself */
   bool wide;                /* blocks: with shared memory */
   bool broad;    /* ring: the kernel with more packs a thread; blocks: with more threads */
   bool by_rows;  /* passes, forward: a block writes the same columns of several rows */

@@ -132,6 +132,41 @@ __device__ static void point_windows(const point_args &a) {
   points.store(made);
 }
 
+/* Packs of N elements, multiplied. */
+template <int N>
+__device__ static void scale_packs(const element *in, element *out, int64_t count, sums factor) {
+  const int64_t step = (int64_t)gridDim.x * BLOCK;
+#pragma unroll 1
+  for (int64_t first = (int64_t)blockIdx.x * BLOCK + threadIdx.x; first < count;
+       first += POINTS * step) {
+    pack<element, N> v[POINTS];
+#pragma unroll
+    for (int p = 0; p < POINTS; p++) {
+      if (first + p * step < count) v[p] = load_pack<element, N>(in + (first + p * step) * N);
+    }
+#pragma unroll
+    for (int p = 0; p < POINTS; p++) {
+      if (first + p * step >= count) break;
+      sums wide[N];
+      widen_pack(wide, v[p]);
+#pragma unroll
+      for (int j = 0; j < N; j++) wide[j] *= factor;
+      store_pack(out + (first + p * step) * N, narrow_pack<sums, element, N>(wide));
+    }
+  }
+}
+
+/* Every output is the input at its own place, divided: 16 bytes at a time, if tensors begin at multiples of that. */
+__device__ static void point_scales(const point_args &a) {
+  const int VECTOR = vector_of<element>::count;
+  const element *in = (const element *)a.in;
+  element *out = (element *)a.out;
+  const bool aligned = ((uintptr_t)in | (uintptr_t)out) % 16 == 0;
+  const int64_t packs = aligned ? a.total / VECTOR : 0, rest = packs * VECTOR;
+  scale_packs<VECTOR>(in, out, packs, one_over_kernel(a));
+  scale_packs<1>(in + rest, out + rest, a.total - rest, one_over_kernel(a));
+}
+
 /* An element of dx is made of the windows that hold it, at most TERMS of them, or any number if that is 0: the last one
  * that begins no later than the element, and the ones before it. */
 template <int TERMS>

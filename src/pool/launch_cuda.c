@@ -96,8 +96,35 @@ static onepass_point_args point_args_of(const onepass_pool_problem *p) {
       .one_over_kernel = p->one_over_kernel};
 }
 
+/* Every output is one input at the same place, and all lines are one: windows of one element, one apart, or lines of one
+ * element. */
+static bool is_scaled(const onepass_pool_problem *p) {
+  const onepass_pool_axis *wide = &p->wide;
+  const int role = p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X;
+  return ((wide->kernel == 1 && wide->stride == 1) || (wide->length == 1 && wide->pooled == 1)) &&
+         (p->planes.count == 1 || p->planes.stride[0][role] == wide->length);
+}
+
+static bool choose_scaled(const onepass_pool_problem *p, const onepass_cuda_properties *device,
+                          onepass_pool_launch *l) {
+  const int64_t packs =
+      onepass_divide_up(p->wide.length * p->planes.count, 16 / onepass_type_size(p->type));
+  const double factor = 1 / (double)onepass_window_of(&p->wide, 0).divisor;
+  /* A pack a thread, as long as that is not too many blocks. */
+  l->grid = onepass_most(
+      onepass_divide_up(packs, BLOCK * POINTS),
+      onepass_least(onepass_divide_up(packs, BLOCK), 4 * (int64_t)device->multiprocessors));
+  l->name = "points_scaled";
+  l->kernel = ONEPASS_CUDA_POINTS;
+  l->point_args = point_args_of(p);
+  l->point_args.one_over_kernel = factor;
+  l->point_args.one_over_kernel_f32 = (float)factor;
+  return l->grid <= INT32_MAX;
+}
+
 /* Lines whose outputs lie back to back, of any length that 32 bits can count, with few terms an output. */
-static bool choose_points(const onepass_pool_problem *p, onepass_pool_launch *l) {
+static bool choose_points(const onepass_pool_problem *p, const onepass_cuda_properties *device,
+                          onepass_pool_launch *l) {
   static const char *const of_kernel[] = {"points_any", "points_1", "points_2",
                                           "points_3",   "points_4", "points_5",
                                           "points_6",   "points_7", "points_8"};
@@ -112,6 +139,7 @@ static bool choose_points(const onepass_pool_problem *p, onepass_pool_launch *l)
       p->wide.kernel > MOST_TERMS || p->wide.stride > limit / onepass_most(1, p->wide.pooled)) {
     return false;
   }
+  if (is_scaled(p)) return choose_scaled(p, device, l);
   l->grid = onepass_divide_up(outputs * lines, BLOCK * POINTS);
   if (l->grid > INT32_MAX) return false;
   const bool is_window = !p->backward || (p->wide.stride == 1 && onepass_pool_is_uniform(p));
@@ -164,11 +192,10 @@ static bool choose_windows(const onepass_pool_problem *p, onepass_pool_launch *l
 bool onepass_pool_choose_cuda(const onepass_pool_problem *problem, bool dense,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_pool_launch *launch) {
-  (void)device;
   *launch = (onepass_pool_launch){.kernel = ONEPASS_CUDA_WINDOWS, .block = BLOCK};
   const bool best = asked == ONEPASS_CUDA_BEST;
   if (dense && (asked == ONEPASS_CUDA_POINTS || (best && is_best_by_points(problem)))) {
-    if (choose_points(problem, launch)) return true;
+    if (choose_points(problem, device, launch)) return true;
   }
   if (dense && (asked == ONEPASS_CUDA_WINDOWS || best)) {
     if (choose_windows(problem, launch)) return true;

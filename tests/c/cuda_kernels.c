@@ -14,20 +14,28 @@
 
 /* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. The first ones are not
  * so small, and a part of their own. */
-enum { LARGE = 2 };
+enum { LARGE = 3 };
 static const struct {
   int ndim;
   int64_t shape[3];
   int axis;
 } problems[] = {{2, {280, 4100}, 1} /* rows in turn */,
                 {2, {2, 600000}, 1},
+                {2, {150001, 1}, 1},
                 {2, {3, 1}, 1},
+                {2, {700, 1}, 1},
+                {2, {3001, 1}, 1},
                 {2, {5, 7}, 1},
                 {2, {3, 33}, 1},
                 {2, {4, 128}, 1},
                 {2, {3, 127}, 1},
                 {2, {300, 24}, 1},
                 {2, {150, 64}, 1},
+                /* As many as a large block has at once, backward. */
+                {2, {60, 64}, 1},
+                {2, {100, 17}, 1},
+                {2, {12, 200}, 1},
+                {2, {15, 145}, 1},
                 {2, {2, 1025}, 1},
                 {2, {2, 4095}, 1},
                 {2, {2, 4096}, 1},
@@ -193,15 +201,16 @@ static void expect_long_rows_right(onepass_dtype dtype) {
 }
 
 static void expect_pools_right(onepass_dtype dtype) {
-  const int64_t lengths[] = {24, 33, 128, 1025, 4096, 6001};
-  for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
-    const int64_t shape[3] = {1, 3, lengths[l]};
+  const int64_t shapes[][3] = {{1, 3, 24},   {1, 3, 33},   {1, 3, 128},  {1, 3, 1025},
+                               {1, 3, 4096}, {1, 3, 6001}, {2, 1501, 1}, {1, 70, 2}};
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
     for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+      if (windows[w][0] > shapes[s][2] + 2 * windows[w][2]) continue;
       for (int k = POOL_FORWARD; k <= POOL_BACKWARD; k++) {
         expect_right_at_any_address((call_form){.kind = (enum kind)k,
                                                 .dtype = dtype,
                                                 .ndim = 3,
-                                                .shape = shape,
+                                                .shape = shapes[s],
                                                 .axis = -1,
                                                 .kernel = windows[w][0],
                                                 .stride = windows[w][1],

@@ -72,22 +72,46 @@ static void expect_full(const norm_trial *t, int64_t threads) {
   NORM(!t->of.layer_norm || l->squares || !(t->of.extras & (LENGTHS | ROOTS)));
 }
 
+/* Rows of one element: a thread has up to four, or backward goes on. */
+static void expect_singles(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  NORM(t->of.n == 1 && l->packs == 1 && l->shared == 0);
+  NORM(!t->of.layer_norm || !(t->of.extras & (LENGTHS | ROOTS)));
+  NORM(l->block == 256 || (l->grid == 1 && l->direct && l->block <= 512));
+  NORM((l->grid - 1) * l->block < t->of.rows);
+  NORM(t->summed || l->grid * l->block * 4 >= t->of.rows);
+  NORM(!t->summed || l->parts == l->grid);
+}
+
+/* Threads of a block of which a row's lanes are parts. Backward, a block that has all rows may have more. */
+static bool has_threads(const norm_trial *t, bool vector) {
+  const onepass_norm_launch *l = &t->launch;
+  const int32_t most = 1024 / (!vector && l->packs <= 4 ? 1 : 2) / (t->size == 8 ? 2 : 1);
+  if (vector && !t->of.backward) return l->block == 64;
+  return l->block == 256 || (t->of.backward && l->grid == 1 && l->direct && l->block <= most &&
+                             is_power_of_two(l->block));
+}
+
 static void expect_warps(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
+  if (l->singles) {
+    expect_singles(t);
+    return;
+  }
   const bool vector = l->width == ONEPASS_NORM_VECTOR;
   const int64_t vec = vector ? t->vec : 1;
   const int64_t of_block = l->block / l->team * (vector && !t->of.backward ? 2 : 1);
   /* The kernels that are compiled. */
   NORM(is_power_of_two(l->packs) && l->packs <= (vector ? 2 : 8));
   NORM(l->squares == (has_squares(t) && vector));
-  NORM(l->block == (vector && !t->of.backward ? 64 : 256));
+  NORM(has_threads(t, vector));
   NORM(is_power_of_two(l->team) && l->team <= 32);
   NORM(!l->full || (vector && !t->of.backward && l->packs == 2));
   expect_full(t, l->team);
   NORM(l->team * l->packs * vec >= t->of.n);
   NORM((l->grid - 1) * of_block < t->of.rows);
   NORM(t->of.backward || l->grid * of_block >= t->of.rows); /* forward a team has one row or two */
-  NORM(!t->summed || (int64_t)l->shared >= l->block / 32 * t->of.n * t->sums_size);
+  NORM(!t->summed || (int64_t)l->shared >= l->block / 32 * 2 * t->of.n * t->sums_size);
   NORM(!t->summed || l->parts == l->grid);
 }
 
@@ -342,14 +366,14 @@ static void expect_launch(const norm_trial *t) {
 
 static bool same_launch(const onepass_norm_launch *a, const onepass_norm_launch *b) {
   return a->kernel == b->kernel && a->width == b->width && a->packs == b->packs &&
-         a->grid == b->grid && a->block == b->block && a->wide == b->wide && a->broad == b->broad &&
-         a->squares == b->squares && a->tide == b->tide && a->cooperative == b->cooperative &&
-         a->shared == b->shared && a->team == b->team && a->chunks == b->chunks &&
-         a->ring == b->ring && a->lookahead == b->lookahead && a->slice == b->slice &&
-         a->segments == b->segments && a->row_group == b->row_group &&
-         a->apply_grid == b->apply_grid && a->parts == b->parts && a->adders == b->adders &&
-         a->mail_at == b->mail_at && a->mail_size == b->mail_size && a->sums_at == b->sums_at &&
-         a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
+         a->singles == b->singles && a->grid == b->grid && a->block == b->block &&
+         a->wide == b->wide && a->broad == b->broad && a->squares == b->squares &&
+         a->tide == b->tide && a->cooperative == b->cooperative && a->shared == b->shared &&
+         a->team == b->team && a->chunks == b->chunks && a->ring == b->ring &&
+         a->lookahead == b->lookahead && a->slice == b->slice && a->segments == b->segments &&
+         a->row_group == b->row_group && a->apply_grid == b->apply_grid && a->parts == b->parts &&
+         a->adders == b->adders && a->mail_at == b->mail_at && a->mail_size == b->mail_size &&
+         a->sums_at == b->sums_at && a->dweight_at == b->dweight_at && a->dbias_at == b->dbias_at &&
          a->workspace == b->workspace && a->launches == b->launches;
 }
 

@@ -98,6 +98,14 @@ static void expect_windows(const pool_trial *t) {
   if (l->kernel == ONEPASS_CUDA_POINTS) {
     const bool all_alike = onepass_pool_is_uniform(&t->plan.problem.pool);
     POOL(of->kernel <= 32 && of->length <= INT32_MAX / 4);
+    if (strcmp(l->name, "points_scaled") == 0) {
+      /* Each output from one input, at the same place, and none of more than four packs a thread. */
+      POOL(t->outputs == (of->backward ? t->plan.problem.pool.wide.pooled : of->length));
+      POOL((of->kernel == 1 && of->stride == 1) || t->outputs == 1);
+      POOL(l->grid * l->block * 4 * (16 / t->size) >= t->outputs * of->lines);
+      POOL((l->grid - 1) * l->block * (16 / t->size) < t->outputs * of->lines);
+      return;
+    }
     POOL(l->grid == divide_up(t->outputs * of->lines, 4 * l->block));
     if (sscanf(l->name, "points_backward_%lld", &kernel) == 1) {
       POOL(of->backward && all_alike && kernel == divide_up(of->kernel, of->stride));
@@ -224,6 +232,10 @@ static void test_known_pools_have_known_kernels(void) {
        ONEPASS_CUDA_WINDOWS,
        "windows_warp"},
       {{false, true, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_STRIDED, "windows_strided"},
+      {{false, false, BF16, 8, 139707, 1, 1, 0, false}, ONEPASS_CUDA_POINTS, "points_scaled"},
+      {{true, false, F32, 79843, 1, 3, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_scaled"},
+      {{false, false, F32, 429, 1, 2, 1, 1, false}, ONEPASS_CUDA_POINTS, "points_2"},
+      {{false, false, F32, 429, 10, 1, 2, 0, false}, ONEPASS_CUDA_POINTS, "points_1"},
   };
   for (int i = 0; i < COUNT(known); i++) {
     pool_trial t = {.of = known[i].of, .on = &gpus[H200]};
