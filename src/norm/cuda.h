@@ -46,9 +46,10 @@ typedef struct onepass_norm_args {
   int32_t ring;         /* stream: rows in shared memory; tide: chunks */
   int32_t copies;       /* stream, tide: of a letter */
   int32_t f32_weights;  /* weight, bias, dweight and dbias are f32 though x is f16 or bf16 */
-  int32_t narrow_parts; /* warps, singles: there is one part, which is of x's type */
-  int32_t aligned;      /* ring, stream, wide: every row starts at a multiple of 16 bytes */
-  int32_t lookahead;    /* stream: rows that are gathered before a row's sums are waited for;
+  int32_t narrow_parts; /* warps, ring: there is one part, which is of x's type */
+  int32_t
+      aligned; /* ring, stream, wide: every row starts at a multiple of 16 bytes; singles: rows are side by side */
+  int32_t lookahead;  /* stream: rows that are gathered before a row's sums are waited for;
                              * wide: how far ahead the row is that comes to this multiprocessor next */
   int32_t prefetched; /* stream: the row that comes to the second-level cache is so many behind the
                              * one that was asked for */

@@ -57,18 +57,9 @@ __device__ inline void ring_forward(const norm_args &a) {
   waiting_weights<W, VEC> weight[MOMENTS ? PACKS : 1], bias[MOMENTS ? PACKS : 1];
   pack<W, 1> end_weight, end_bias;
   if constexpr (MOMENTS) {
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int column = ring.position(i) - span.begin;
-      weight[i].announce(a.at.weight, column, a.aligned, mine.has(i));
-      bias[i].announce(a.at.bias, column, a.aligned, mine.has(i));
-    }
-#pragma unroll
-    for (int i = 0; i < PACKS; i++) {
-      const int column = ring.position(i) - span.begin;
-      weight[i].load(a.at.weight, column, 1, a.aligned, mine.has(i));
-      bias[i].load(a.at.bias, column, 0, a.aligned, mine.has(i));
-    }
+    const auto column = [&](int i) { return ring.position(i) - span.begin; };
+    load_together(weight, a.at.weight, 1, a.aligned, mine.whole, column);
+    load_together(bias, a.at.bias, 0, a.aligned, mine.whole, column);
     if (mine.column >= 0) {
       end_weight = aligned_weights<W, 1>(a.at.weight, mine.column, 1);
       end_bias = aligned_weights<W, 1>(a.at.bias, mine.column, 0);
@@ -161,9 +152,10 @@ __device__ inline void ring_backward(const norm_args &a) {
   C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
   C end_dweight[1] = {0}, end_dbias[1] = {0};
   if constexpr (WEIGHTS) {
+    load_together(weight, a.at.weight, 1, a.aligned, mine.whole,
+                  [&](int i) { return ring.position(i) - span.begin; });
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i].load(a.at.weight, ring.position(i) - span.begin, 1, a.aligned, mine.has(i));
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }

@@ -1,5 +1,5 @@
-/* Rows of one element: there is nothing to sum but dweight and dbias. A thread has up to SINGLES_ROWS rows at a time, as far
- * apart as there are threads, and asks for all of them before it works on the first.
+/* Rows of one element, on one axis: there is nothing to sum but dweight and dbias. A thread has up to SINGLES_ROWS rows, or
+ * packs of rows, at a time, as far apart as there are threads, and asks for all of them before it works on the first.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_SINGLES_CUH
@@ -10,125 +10,155 @@
 /* launch_cuda.c knows them, too. */
 enum { SINGLES_ROWS = 4, SINGLES_MOST_THREADS = 512 };
 
-/* The rows of a thread from `first` on. */
+/* A thread's rows of `count`, or packs of N rows side by side, behind `skipped` others. */
+template <int N>
 struct single_rows {
-  int64_t first, step, count;
-  __device__ single_rows(const norm_args &a)
+  int64_t first, step, count, skipped;
+  __device__ single_rows(int64_t skip, int64_t number)
       : first((int64_t)blockIdx.x * blockDim.x + threadIdx.x),
         step((int64_t)gridDim.x * blockDim.x),
-        count(a.rows.count) {}
-  __device__ int64_t at(int r) const { return first + r * step; }
-  __device__ bool has(int r) const { return at(r) < count; }
+        count(number),
+        skipped(skip) {}
+  __device__ bool has(int r) const { return first + r * step < count; }
   __device__ void go_on() { first += SINGLES_ROWS * step; }
-  /* What there is of them; the others are left as they are. */
   template <class T>
-  __device__ void load(T (&to)[SINGLES_ROWS], const void *base, int role,
+  __device__ T *at(const void *base, int role, int r, const norm_args &a) const {
+    const int64_t row = skipped + (first + r * step) * N;
+    return (T *)base + (N > 1 ? row : row * a.rows.stride[0][role]);
+  }
+  /* Those that there are; the others are left as they are. */
+  template <class T>
+  __device__ void load(pack<T, N> (&to)[SINGLES_ROWS], const void *base, int role,
                        const norm_args &a) const {
 #pragma unroll
     for (int r = 0; r < SINGLES_ROWS; r++) {
-      if (has(r)) to[r] = *row_of<T>(base, a, role, at(r));
+      if (has(r)) to[r] = load_pack<T, N>(at<T>(base, role, r, a));
     }
   }
 };
 
-/* The one number of weight or bias. Both are asked for before either is waited for. */
-template <class T, class C>
-__device__ inline void load_single_weights(C &weight, C &bias, const norm_args &a) {
-  if (sizeof(T) == 2 && a.f32_weights) {
-    weight = a.at.weight ? *(const float *)a.at.weight : 1;
-    bias = a.at.bias ? *(const float *)a.at.bias : 0;
-  } else {
-    const T w = a.at.weight ? *(const T *)a.at.weight : narrow_to<T>::from(1);
-    const T b = a.at.bias ? *(const T *)a.at.bias : narrow_to<T>::from(0);
-    weight = widen(w);
-    bias = widen(b);
-  }
-}
+/* ---- Magnitudes --------------------------------------------------------------------------------- */
 
-template <class T, bool MOMENTS>
-__device__ inline void single_forward(const norm_args &a) {
-  typedef typename sums_of<T>::type C;
-  const single_rows rows(a);
-  T x[SINGLES_ROWS];
-  rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
-  C weight = 1, bias = 0;
-  if (MOMENTS) load_single_weights<T>(weight, bias, a);
-#pragma unroll
-  for (int r = 0; r < SINGLES_ROWS; r++) {
-    if (!rows.has(r)) return;
-    const C v = widen(x[r]);
-    T *const y = row_of<T>(a.at.y, a, ONEPASS_ROLE_Y, rows.at(r));
-    row_scale<C> scale;
-    if constexpr (MOMENTS) {
-      const C apart = v - v; /* from the mean, which it is: 0, or NaN */
-      scale.mean = v;
-      scale.scale = one_over_root(apart * apart + eps_of<C>(a));
-      *y = narrow_to<T>::from(apart * scale.scale * weight + bias);
-      save_moments<false>(scale, rows.at(r), a);
-    } else {
-      plain_sums<C, 1> sums = {{v < 0 ? -v : v}};
-      C guess = 0;
-      find_scale<OF_MAGNITUDES, T>(scale, sums, guess, false, a);
-      *y = narrow_to<T>::from(apply_scale<false>(scale, v));
-    }
-  }
-}
-
-/* The sum of a block's threads, in the first. */
 template <class C>
-__device__ inline plain_sums<C, 2> sum_singles(plain_sums<C, 2> mine) {
-  __shared__ plain_sums<C, 2> of_warps[SINGLES_MOST_THREADS / WARP];
-  return sum_block(mine, of_warps);
+__device__ inline C divided_by_itself(C v, const norm_args &a) {
+  return v / denominator_of(v < 0 ? -v : v, eps_of<C>(a), a);
 }
 
-template <class T, bool MOMENTS>
-__device__ inline void single_backward(const norm_args &a) {
+/* What is left of dy / d - sign(x) dy x / d², with d = |x| + eps: dy eps / d², which is mostly 0 and then not divided. Where
+ * d is eps, dy / d. As elsewhere NaN where x is not finite, or d is 0. */
+template <class C>
+__device__ inline C single_gradient(C v, C dy, const norm_args &a) {
+  const C size = v < 0 ? -v : v, eps = eps_of<C>(a), by = denominator_of(size, eps, a);
+  const bool clamped = a.clamp && size < eps;
+  const C left = (clamped ? dy : a.clamp ? dy - dy : dy * eps) + (v - v);
+  if (left == 0 && by > 0) return 0;
+  return clamped ? left / by : left / by / by;
+}
+
+template <class T, bool BACKWARD, int N>
+__device__ inline void divide_singles(int64_t skipped, int64_t count, const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  C weight = 1, bias;
-  if (MOMENTS) load_single_weights<T>(weight, bias, a);
-  plain_sums<C, 2> over_rows; /* of dy z and of dy */
-  over_rows.clear();
 #pragma unroll 1
-  for (single_rows rows(a); rows.has(0); rows.go_on()) {
-    T x[SINGLES_ROWS], dy[SINGLES_ROWS];
-    C mean[SINGLES_ROWS], rstd[SINGLES_ROWS];
+  for (single_rows<N> rows(skipped, count); rows.has(0); rows.go_on()) {
+    pack<T, N> x[SINGLES_ROWS], dy[SINGLES_ROWS];
     rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
-    rows.load(dy, a.at.dy, ONEPASS_ROLE_DY, a);
-    if (MOMENTS) {
-      rows.load(mean, a.at.mean, ONEPASS_ROLE_MEAN, a);
-      rows.load(rstd, a.at.rstd, ONEPASS_ROLE_RSTD, a);
-    }
+    if (BACKWARD) rows.load(dy, a.at.dy, ONEPASS_ROLE_DY, a);
 #pragma unroll
     for (int r = 0; r < SINGLES_ROWS; r++) {
       if (!rows.has(r)) break;
-      const C v = widen(x[r]), g = widen(dy[r]);
-      T *const dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, rows.at(r));
-      if constexpr (MOMENTS) {
-        /* What it is about the mean is 0, or NaN, whatever the rounding of the saved mean has left. */
-        const C saved = (v - mean[r]) * rstd[r], z = saved - saved, by_weight = g * weight;
-        *dx = narrow_to<T>::from(((by_weight - by_weight) - by_weight * z * z) * rstd[r]);
-        over_rows.v[0] += g * z;
-        over_rows.v[1] += g;
-      } else {
-        plain_sums<C, 2> sums = {{v < 0 ? -v : v, g * v}};
-        *dx = narrow_to<T>::from(
-            apply_l1_gradient(find_gradient<OF_MAGNITUDES>(sums, (C)0, (C)0, a), v, g));
-      }
-    }
-  }
-  if (!MOMENTS || !(a.dweight_parts || a.dbias_parts)) return;
-  over_rows = sum_singles(over_rows);
-  if (threadIdx.x != 0) return;
-  void *const to[] = {a.dweight_parts, a.dbias_parts};
+      C v[N], g[N];
+      widen_pack(v, x[r]);
+      if (BACKWARD) widen_pack(g, dy[r]);
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (!to[i]) continue;
-    if (sizeof(T) == 2 && a.narrow_parts) {
-      *(T *)to[i] = narrow_to<T>::from(over_rows.v[i]);
-    } else {
-      ((C *)to[i])[blockIdx.x] = over_rows.v[i];
+      for (int j = 0; j < N; j++)
+        v[j] = BACKWARD ? single_gradient(v[j], g[j], a) : divided_by_itself(v[j], a);
+      store_pack(rows.template at<T>(BACKWARD ? a.at.dx : a.at.y,
+                                     BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y, r, a),
+                 narrow_pack<C, T, N>(v));
     }
   }
+}
+
+/* Sixteen bytes of rows at a time, where all tensors have them side by side. */
+template <class T, bool BACKWARD>
+__device__ inline void single_magnitudes(const norm_args &a) {
+  const int VEC = vector_of<T>::count;
+  const int64_t packs = a.aligned ? a.rows.count / VEC : 0;
+  divide_singles<T, BACKWARD, VEC>(0, packs, a);
+  divide_singles<T, BACKWARD, 1>(packs * VEC, a.rows.count - packs * VEC, a);
+}
+
+/* ---- Moments ------------------------------------------------------------------------------------ */
+
+/* The one number of weight or bias: asked for here, and waited for where it is needed. */
+template <class T>
+struct single_weight {
+  pack<T, 1> own;
+  float wide; /* halves may have weights of f32 */
+  bool is_wide;
+  __device__ single_weight(const void *base, float absent, const norm_args &a)
+      : wide(absent), is_wide(sizeof(T) == 2 && a.f32_weights) {
+    own.v[0] = narrow_to<T>::from(absent);
+    if (base && !is_wide) own.v[0] = *(const T *)base;
+    if (base && is_wide) wide = *(const float *)base;
+  }
+  __device__ typename sums_of<T>::type get() {
+    stay_packed(own);
+    return is_wide ? wide : widen(own.v[0]);
+  }
+};
+
+template <class T>
+__device__ inline void single_moments_forward(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  const single_rows<1> rows(0, a.rows.count);
+  pack<T, 1> x[SINGLES_ROWS];
+  rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
+  single_weight<T> weight(a.at.weight, 1, a), bias(a.at.bias, 0, a);
+#pragma unroll
+  for (int r = 0; r < SINGLES_ROWS; r++) {
+    if (!rows.has(r)) return;
+    const C v = widen(x[r].v[0]), apart = v - v; /* from the mean, which it is: 0, or NaN */
+    const C rstd = one_over_root(apart * apart + eps_of<C>(a));
+    *rows.at<T>(a.at.y, ONEPASS_ROLE_Y, r, a) =
+        narrow_to<T>::from(apart * rstd * weight.get() + bias.get());
+    if (a.at.mean) *rows.at<C>(a.at.mean, ONEPASS_ROLE_MEAN, r, a) = v;
+    if (a.at.rstd) *rows.at<C>(a.at.rstd, ONEPASS_ROLE_RSTD, r, a) = rstd;
+  }
+}
+
+template <class T>
+__device__ inline void single_moments_backward(const norm_args &a) {
+  typedef typename sums_of<T>::type C;
+  __shared__ plain_sums<C, 2> of_warps[SINGLES_MOST_THREADS / WARP];
+  single_weight<T> weight(a.at.weight, 1, a);
+  plain_sums<C, 2> over_rows; /* of dy z and of dy */
+  over_rows.clear();
+#pragma unroll 1
+  for (single_rows<1> rows(0, a.rows.count); rows.has(0); rows.go_on()) {
+    pack<T, 1> x[SINGLES_ROWS], dy[SINGLES_ROWS];
+    pack<C, 1> mean[SINGLES_ROWS], rstd[SINGLES_ROWS];
+    rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
+    rows.load(dy, a.at.dy, ONEPASS_ROLE_DY, a);
+    rows.load(mean, a.at.mean, ONEPASS_ROLE_MEAN, a);
+    rows.load(rstd, a.at.rstd, ONEPASS_ROLE_RSTD, a);
+#pragma unroll
+    for (int r = 0; r < SINGLES_ROWS; r++) {
+      if (!rows.has(r)) break;
+      const C g = widen(dy[r].v[0]), by_weight = g * weight.get();
+      /* About the mean it is 0, or NaN, whatever the rounding of the saved mean has left. */
+      const C about = (widen(x[r].v[0]) - mean[r].v[0]) * rstd[r].v[0], z = about - about;
+      *rows.at<T>(a.at.dx, ONEPASS_ROLE_DX, r, a) =
+          narrow_to<T>::from(((by_weight - by_weight) - by_weight * z * z) * rstd[r].v[0]);
+      over_rows.v[0] += g * z;
+      over_rows.v[1] += g;
+    }
+  }
+  if (!a.dweight_parts && !a.dbias_parts) return;
+  over_rows = sum_block(over_rows, of_warps);
+  void *const to = threadIdx.x ? a.dbias_parts : a.dweight_parts;
+  if (threadIdx.x > 1 || !to) return;
+  store_part<T>(to, blockIdx.x, over_rows.v[threadIdx.x ? 1 : 0], a);
 }
 
 #endif

@@ -100,11 +100,9 @@ struct waiting_weights {
     }
     return to;
   }
-  /* What load() will need comes closer: it waits for one pack of halves after the other. Not for many blocks, which
-   * would all ask for the same. */
-  __device__ static void announce(const void *weights, int column, bool aligned, bool there) {
-    if (sizeof(W) == 2 && weights && there && !aligned && gridDim.x <= 128)
-      prefetch((const W *)weights + column);
+  __device__ void join(const unsigned short (&halves)[VEC]) {
+#pragma unroll
+    for (int k = 0; k < WORDS; k++) words[k] = halves[2 * k] | (unsigned)halves[2 * k + 1] << 16;
   }
   /* Of any address. One pack at a time: all loads together would take more registers than there are. */
   __device__ void load(const void *weights, int column, float absent, bool aligned, bool there) {
@@ -127,6 +125,31 @@ struct waiting_weights {
     }
   }
 };
+
+/* Those of all packs that a thread has of a row that starts anywhere. Halves are all asked for before one is waited for. */
+template <class W, int VEC, int PACKS, class COLUMN>
+__device__ inline void load_together(waiting_weights<W, VEC> (&to)[PACKS], const void *weights,
+                                     float absent, bool aligned, unsigned whole, COLUMN column) {
+  if constexpr (sizeof(W) == 2) {
+    if (!aligned && weights) {
+      unsigned short halves[PACKS][VEC];
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          halves[i][j] = 0;
+          if (whole >> i & 1)
+            halves[i][j] = load_in_place((const unsigned short *)weights + column(i) + j);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < PACKS; i++) to[i].join(halves[i]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < PACKS; i++) to[i].load(weights, column(i), absent, aligned, whole >> i & 1);
+}
 
 /* ---- Sums --------------------------------------------------------------------------------------- */
 
@@ -470,6 +493,16 @@ struct thread_ring {
 
 /* ---- Sums over rows ------------------------------------------------------------------------------- */
 
+/* A part of dweight or dbias, or the number itself, which may be of x's type. */
+template <class T, class C>
+__device__ inline void store_part(void *parts, int64_t at, C sum, const norm_args &a) {
+  if (sizeof(T) == 2 && a.narrow_parts) {
+    ((T *)parts)[at] = narrow_to<T>::from(sum);
+  } else {
+    ((C *)parts)[at] = sum;
+  }
+}
+
 /* A block's sums of dweight and dbias, which its threads have in registers, as a part. `to`: that of the
  * slice's first element. A lane's sums lie side by side, and one by one each store would be of 32 sectors: they go
  * through the places of the warp's own packs, where nothing is on its way any more. */
@@ -493,7 +526,7 @@ __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
                     which_of_other % ROOM;
 #pragma unroll
     for (int which = 0; which < 2; which++) {
-      C *parts = (C *)(which ? a.dbias_parts : a.dweight_parts);
+      void *const parts = which ? a.dbias_parts : a.dweight_parts;
       if (!parts) continue;
 #pragma unroll
       for (int j = 0; j < VEC; j++)
@@ -501,14 +534,15 @@ __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
       __syncwarp();
 #pragma unroll
       for (int k = 0; k < VEC; k++) {
-        if (has >> (other + k * STEP) & 1) parts[first + k * WARP] = from[k * STEP * ROOM];
+        if (has >> (other + k * STEP) & 1)
+          store_part<T>(parts, first + k * WARP, from[k * STEP * ROOM], a);
       }
       __syncwarp();
     }
   }
   if (mine.column < 0) return;
-  if (a.dweight_parts) ((C *)a.dweight_parts)[to + mine.column] = end_dweight;
-  if (a.dbias_parts) ((C *)a.dbias_parts)[to + mine.column] = end_dbias;
+  if (a.dweight_parts) store_part<T>(a.dweight_parts, to + mine.column, end_dweight, a);
+  if (a.dbias_parts) store_part<T>(a.dbias_parts, to + mine.column, end_dbias, a);
 }
 
 #endif

@@ -228,6 +228,16 @@ __device__ inline void sum_over_block(C (&dweight)[PACKS][VEC], C (&dbias)[PACKS
                                       const team_lane &w, C *shared, const norm_args &a) {
   const int n = (int)a.elements.count, warps = blockDim.x / WARP, AT_ONCE = 8;
   C *const of_warp = shared + threadIdx.x / WARP * 2 * n;
+  if (a.rows.count == 1) { /* which the first team has */
+#pragma unroll
+    for (int k = 0; k < PACKS * VEC; k++) {
+      const int i = k / VEC, j = k % VEC, column = w.column(i, VEC) + j;
+      if ((int)threadIdx.x >= w.team || column >= n) continue;
+      if (a.dweight_parts) store_part<T>(a.dweight_parts, column, dweight[i][j], a);
+      if (a.dbias_parts) store_part<T>(a.dbias_parts, column, dbias[i][j], a);
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < PACKS; i++) {
 #pragma unroll
@@ -254,11 +264,7 @@ __device__ inline void sum_over_block(C (&dweight)[PACKS][VEC], C (&dbias)[PACKS
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) sum += shared[(warp + k) * 2 * n + place];
     }
-    if (sizeof(T) == 2 && a.narrow_parts) {
-      ((T *)to)[column] = narrow_to<T>::from(sum);
-    } else {
-      ((C *)to)[(int64_t)blockIdx.x * n + column] = sum;
-    }
+    store_part<T>(to, (int64_t)blockIdx.x * n + column, sum, a);
   }
 }
 
@@ -271,8 +277,10 @@ __device__ inline void warps_backward(const norm_args &a) {
   const team_lane w(a);
   pack<W, VEC> weight[WEIGHTS ? PACKS : 1];
   C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
+  /* Single halves are widened as they are loaded, so they are waited for: the first rows are to be on their way by then. */
+  bool late_weights = WEIGHTS && VEC == 1 && sizeof(T) == 2;
   if constexpr (WEIGHTS) {
-    load_lane_weights<T, false>(weight, a.at.weight, 1, w, a);
+    if (!late_weights) load_lane_weights<T, false>(weight, a.at.weight, 1, w, a);
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
 #pragma unroll
@@ -294,8 +302,14 @@ __device__ inline void warps_backward(const norm_args &a) {
       mean[r] = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0;
       rstd[r] = WEIGHTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
     }
+    if constexpr (WEIGHTS && VEC == 1 && sizeof(T) == 2) {
+      if (late_weights) load_lane_weights<T, false>(weight, a.at.weight, 1, w, a);
+      late_weights = false;
+    }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
+      const bool active = first + r < a.rows.count;
+      if (r > 0 && !__any_sync(ALL_LANES, active)) break;
       plain_sums<C, SUMS> sums;
       sums.clear();
 #pragma unroll
@@ -313,7 +327,6 @@ __device__ inline void warps_backward(const norm_args &a) {
         stay_packed(dy[r][i]);
       }
       sums = sum_lanes(sums, w.team);
-      const bool active = first + r < a.rows.count;
       if (STATISTIC == OF_MAGNITUDES && !active) sums.v[0] = 1; /* dividing by 0 takes longer */
       const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
       if (!active) continue;

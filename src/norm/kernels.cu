@@ -149,21 +149,19 @@ KERNEL_AT(
   PLAIN_KERNEL(STREAM_THREADS, 1, op##_stream_backward##suffix,                                    \
                (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
-#define KERNELS_OF(op, MOMENTS)                                                                  \
-  KERNEL(256, op##_singles_forward, (single_forward<element, MOMENTS>(args)))                    \
-  KERNEL(SINGLES_MOST_THREADS, op##_singles_backward, (single_backward<element, MOMENTS>(args))) \
-  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                      \
-  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                                  \
-  BLOCKS_KERNELS(op, , element, MOMENTS)                                                         \
-  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))               \
-  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))        \
-  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args)))      \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                        \
-            (passes_forward<element, MOMENTS>(args)))                                            \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                                \
-            (passes_backward<element, MOMENTS, VECTOR>(args)))                                   \
-  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))          \
-  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))                   \
+#define KERNELS_OF(op, MOMENTS)                                                             \
+  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
+  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                             \
+  BLOCKS_KERNELS(op, , element, MOMENTS)                                                    \
+  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))          \
+  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))   \
+  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args))) \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                   \
+            (passes_forward<element, MOMENTS>(args)))                                       \
+  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                           \
+            (passes_backward<element, MOMENTS, VECTOR>(args)))                              \
+  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))     \
+  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
   KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
 /* Blocks on a multiprocessor: as many as there are registers for. Doubles take more of them, and so does what
@@ -190,6 +188,8 @@ COLUMNS_KERNELS(squares, OF_SQUARES, 4)
 COLUMNS_KERNELS(moments, OF_MOMENTS, 3)
 
 KERNELS_OF(abs, false)
+KERNEL(256, abs_singles_forward, (single_magnitudes<element, false>(args)))
+KERNEL(256, abs_singles_backward, (single_magnitudes<element, true>(args)))
 KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, OF_MAGNITUDES>(args)))
 KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
 KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
@@ -210,6 +210,8 @@ KERNEL_AT(RING_MOST_THREADS, 1, squares_ring_backward_broad,
 #endif
 
 KERNELS_OF(moments, true)
+KERNEL(256, moments_singles_forward, (single_moments_forward<element>(args)))
+KERNEL(SINGLES_MOST_THREADS, moments_singles_backward, (single_moments_backward<element>(args)))
 KERNEL_AT(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
           (passes_forward_rows<element>(args)))
 KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))

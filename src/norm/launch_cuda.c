@@ -15,6 +15,7 @@ enum {
   SINGLES_ROWS = 4,
   SINGLES_THREADS = 256,
   SINGLES_MOST_THREADS = 512,
+  SINGLES_MANY = 1 << 16,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -25,6 +26,7 @@ enum {
   RING_FEW_THREADS = 384,
   RING_FORWARD = 3,
   RING_BACKWARD = 2,
+  RING_SHORT = 1024, /* elements of rows of which sums are soon read again */
   STREAM_WORKERS = 512,
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
   STREAM_ON_THE_WAY = 1,
@@ -118,9 +120,11 @@ size_t onepass_reserve(onepass_norm_launch *l, int64_t bytes) {
 /* Whether sums over rows can be written to dweight and dbias by the kernel that makes them. */
 static bool can_be_direct(const onepass_norm_choice *c) {
   static const onepass_role roles[] = {ONEPASS_ROLE_DWEIGHT, ONEPASS_ROLE_DBIAS};
-  /* Only warps make halves of them. */
-  if (c->p->weight_type != onepass_type_of_sums(c->p->type) && c->l->kernel != ONEPASS_CUDA_WARPS)
+  /* Only these make halves of them. */
+  if (c->p->weight_type != onepass_type_of_sums(c->p->type) && c->l->kernel != ONEPASS_CUDA_WARPS &&
+      c->l->kernel != ONEPASS_CUDA_RING) {
     return false;
+  }
   for (int i = 0; i < 2; i++) {
     if (onepass_has(c->layouts, roles[i]) && !onepass_walk_is_dense(&c->p->elements, roles[i]))
       return false;
@@ -159,8 +163,7 @@ static int32_t most_warps_threads(const onepass_norm_choice *c) {
 }
 
 /* One block, if it can have all rows at once: it then writes dweight and dbias itself, and no other launch adds up those
- * of several. A team has a row at a time, or two of few packs (kernels.cu has the same numbers); where a lane has a single
- * pack, a block is also done with twice as many rows sooner than another launch begins. */
+ * of several. A team has a row at a time, or two of few packs (kernels.cu has the same numbers). */
 static void prefer_one_block(const onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (!c->summed || !can_be_direct(c)) return;
@@ -169,25 +172,40 @@ static void prefer_one_block(const onepass_norm_choice *c) {
   int32_t block = WARPS_THREADS;
   const int64_t rows_of_thread = twice ? 2 : 1;
   while (block < most && c->rows > block / l->team * rows_of_thread) block *= 2;
-  if (c->rows > block / l->team * rows_of_thread * (l->packs == 1 ? 2 : 1)) return;
+  if (c->rows > block / l->team * rows_of_thread) return;
   l->block = block;
   l->grid = 1;
+}
+
+/* Whether the rows of all tensors shaped as x are single elements side by side, from a multiple of 16 bytes on. */
+static bool singles_are_dense(const onepass_norm_choice *c) {
+  if (c->alignment != ONEPASS_NORM_ALIGNED) return false;
+  for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
+    if (onepass_has(c->layouts, onepass_whole_roles[i]) &&
+        c->p->rows.stride[0][onepass_whole_roles[i]] != 1) {
+      return false;
+    }
+  }
+  return true;
 }
 
 /* Rows of one element. */
 static bool choose_singles(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
-  if (c->n != 1 || c->rows == 0 || c->fused ||
+  if (c->n != 1 || c->rows == 0 || c->p->rows.ndim > 1 || c->fused ||
       (c->moments && c->p->op->denominator != ONEPASS_BY_DEVIATION)) {
     return false;
   }
   l->singles = true;
   l->packs = 1;
   l->block = SINGLES_THREADS;
-  /* A row a thread, as long as that is not too many blocks. */
-  l->grid = onepass_most(onepass_divide_up(c->rows, SINGLES_THREADS * SINGLES_ROWS),
-                         onepass_least(onepass_divide_up(c->rows, SINGLES_THREADS), 4 * chip));
+  /* Of many, packs. A row, or a pack, a thread, as long as that is not too many blocks. */
+  const bool packed = !c->moments && c->rows >= SINGLES_MANY && singles_are_dense(c);
+  l->width = packed ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
+  const int64_t units = packed ? onepass_divide_up(c->rows, c->vec) : c->rows;
+  l->grid = onepass_most(onepass_divide_up(units, SINGLES_THREADS * SINGLES_ROWS),
+                         onepass_least(onepass_divide_up(units, SINGLES_THREADS), 2 * chip));
   if (c->summed) { /* those go on from row to row */
     l->grid = onepass_least(l->grid, 4 * chip);
     if (can_be_direct(c) && c->rows <= SINGLES_MOST_THREADS * SINGLES_ROWS) {
@@ -364,10 +382,10 @@ static bool fit_ring(onepass_norm_choice *c, bool broad) {
       onepass_least(REGISTERS / (registers * threads),
                     c->device->shared_multiprocessor / ((int64_t)l->shared + 2048));
   int64_t blocks = onepass_most(1, resident) * c->device->multiprocessors;
-  /* Of few rows, several a block: each block's sums of dweight and dbias are written and read again. */
+  /* Of few long rows, several a block: each block's sums of dweight and dbias are written and read again. */
   if (c->summed) {
-    blocks = onepass_least(blocks,
-                           onepass_most(c->device->multiprocessors, onepass_divide_up(c->rows, 4)));
+    const int64_t few = (c->n <= RING_SHORT ? 4 : 1) * (int64_t)c->device->multiprocessors;
+    blocks = onepass_least(blocks, onepass_most(few, onepass_divide_up(c->rows, 4)));
   }
   l->grid = blocks_in_phase(c, blocks);
   l->launches = 1;

@@ -162,9 +162,19 @@ __device__ static void point_scales(const point_args &a) {
   const element *in = (const element *)a.in;
   element *out = (element *)a.out;
   const bool aligned = ((uintptr_t)in | (uintptr_t)out) % 16 == 0;
-  const int64_t packs = aligned ? a.total / VECTOR : 0, rest = packs * VECTOR;
+  if (!aligned) {
+    scale_packs<1>(in, out, a.total, one_over_kernel(a));
+    return;
+  }
+  /* The few elements behind the packs are asked for before those. */
+  const int64_t packs = a.total / VECTOR;
+  const int behind = (int)(a.total - packs * VECTOR);
+  const bool has_one = blockIdx.x == 0 && (int)threadIdx.x < behind;
+  element last = narrow_to<element>::from(0);
+  if (has_one) last = in[packs * VECTOR + threadIdx.x];
   scale_packs<VECTOR>(in, out, packs, one_over_kernel(a));
-  scale_packs<1>(in + rest, out + rest, a.total - rest, one_over_kernel(a));
+  if (has_one)
+    out[packs * VECTOR + threadIdx.x] = narrow_to<element>::from(widen(last) * one_over_kernel(a));
 }
 
 /* An element of dx is made of the windows that hold it, at most TERMS of them, or any number if that is 0: the last one

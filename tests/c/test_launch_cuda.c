@@ -22,7 +22,7 @@ static bool moves_by_packs(const norm_trial *t, int axis, int64_t pack, bool ali
 
 static void expect_width_is_allowed(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
-  if (l->kernel == ONEPASS_CUDA_COLUMNS || l->width == ONEPASS_NORM_SCALAR) return;
+  if (l->kernel == ONEPASS_CUDA_COLUMNS || l->width == ONEPASS_NORM_SCALAR || l->singles) return;
   const bool phased = l->width == ONEPASS_NORM_PHASED;
   NORM(t->alignment != ONEPASS_NORM_ANYWHERE);
   NORM(moves_by_packs(t, 0, t->vec, phased) && moves_by_packs(t, 1, t->vec, phased));
@@ -78,8 +78,16 @@ static void expect_singles(const norm_trial *t) {
   NORM(t->of.n == 1 && l->packs == 1 && l->shared == 0);
   NORM(!t->of.layer_norm || !(t->of.extras & (LENGTHS | ROOTS)));
   NORM(l->block == 256 || (l->grid == 1 && l->direct && l->block <= 512));
-  NORM((l->grid - 1) * l->block < t->of.rows);
-  NORM(t->summed || l->grid * l->block * 4 >= t->of.rows);
+  /* Packs are of rows side by side. */
+  const bool packed = l->width == ONEPASS_NORM_VECTOR;
+  const int64_t units = packed ? divide_up(t->of.rows, t->vec) : t->of.rows;
+  NORM(t->plan.problem.norm.rows.ndim <= 1);
+  NORM(!packed || (!t->of.layer_norm && t->alignment == ONEPASS_NORM_ALIGNED));
+  const onepass_role roles[] = {ONEPASS_ROLE_X, ONEPASS_ROLE_Y, ONEPASS_ROLE_DY, ONEPASS_ROLE_DX};
+  for (int i = 0; i < 4 && packed; i++)
+    NORM(!has(t, roles[i]) || t->plan.problem.norm.rows.stride[0][roles[i]] == 1);
+  NORM((l->grid - 1) * l->block < units);
+  NORM(t->summed || l->grid * l->block * 4 >= units);
   NORM(!t->summed || l->parts == l->grid);
 }
 
@@ -316,7 +324,7 @@ static void expect_workspace(const norm_trial *t) {
   NORM(!t->summed || (is_power_of_two(l->adders) && l->adders <= 32));
   NORM(!l->direct || (t->summed && l->parts == 1));
   NORM(!l->direct || t->size == t->sums_size || has_f32_weights(t) ||
-       l->kernel == ONEPASS_CUDA_WARPS);
+       l->kernel == ONEPASS_CUDA_WARPS || l->kernel == ONEPASS_CUDA_RING);
 }
 
 static void expect_launch(const norm_trial *t) {

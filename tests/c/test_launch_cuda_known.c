@@ -126,8 +126,8 @@ static void test_few_rows_have_one_block(void) {
       {2049, 1, false}, /* 512 threads with four rows each */
       {16, 145, true},
       {17, 145, false}, /* a warp has a row, with several elements a lane, of a block of 512 */
-      {128, 17, true},
-      {129, 17, false}, /* two rows a warp of 1024 threads, and two more */
+      {64, 17, true},
+      {65, 17, false}, /* two rows a warp of 1024 threads */
   };
   for (int i = 0; i < COUNT(known); i++) {
     for (int half = 0; half < 2; half++) {
