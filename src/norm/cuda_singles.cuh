@@ -1,5 +1,5 @@
-/* Rows of one element, on one axis: there is nothing to sum but dweight and dbias. A thread has up to SINGLES_ROWS rows, or
- * packs of rows, at a time, as far apart as there are threads, and asks for all of them before it works on the first.
+/* Rows of one element, on one axis: there is nothing to sum but dweight and dbias. A thread has a row, or a pack of rows that
+ * lie side by side, and then the one that is as far away as there are threads.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_SINGLES_CUH
@@ -7,35 +7,10 @@
 
 #include "norm/cuda_slices.cuh"
 
-/* launch_cuda.c knows them, too. */
-enum { SINGLES_ROWS = 4, SINGLES_MOST_THREADS = 512 };
+enum { SINGLES_MOST_THREADS = 1024 }; /* launch_cuda.c knows it, too */
 
-/* A thread's rows of `count`, or packs of N rows side by side, behind `skipped` others. */
-template <int N>
-struct single_rows {
-  int64_t first, step, count, skipped;
-  __device__ single_rows(int64_t skip, int64_t number)
-      : first((int64_t)blockIdx.x * blockDim.x + threadIdx.x),
-        step((int64_t)gridDim.x * blockDim.x),
-        count(number),
-        skipped(skip) {}
-  __device__ bool has(int r) const { return first + r * step < count; }
-  __device__ void go_on() { first += SINGLES_ROWS * step; }
-  template <class T>
-  __device__ T *at(const void *base, int role, int r, const norm_args &a) const {
-    const int64_t row = skipped + (first + r * step) * N;
-    return (T *)base + (N > 1 ? row : row * a.rows.stride[0][role]);
-  }
-  /* Those that there are; the others are left as they are. */
-  template <class T>
-  __device__ void load(pack<T, N> (&to)[SINGLES_ROWS], const void *base, int role,
-                       const norm_args &a) const {
-#pragma unroll
-    for (int r = 0; r < SINGLES_ROWS; r++) {
-      if (has(r)) to[r] = load_pack<T, N>(at<T>(base, role, r, a));
-    }
-  }
-};
+__device__ inline int64_t first_single() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ inline int64_t singles_at_once() { return (int64_t)gridDim.x * blockDim.x; }
 
 /* ---- Magnitudes --------------------------------------------------------------------------------- */
 
@@ -55,27 +30,25 @@ __device__ inline C single_gradient(C v, C dy, const norm_args &a) {
   return clamped ? left / by : left / by / by;
 }
 
+/* Rows from `skipped` on, in packs of N. */
 template <class T, bool BACKWARD, int N>
-__device__ inline void divide_singles(int64_t skipped, int64_t count, const norm_args &a) {
+__device__ inline void divide_singles(int64_t skipped, int64_t packs, const norm_args &a) {
   typedef typename sums_of<T>::type C;
+  const auto at = [&](const void *base, int role, int64_t i) {
+    const int64_t row = skipped + i * N;
+    return (T *)base + (N > 1 ? row : row * a.rows.stride[0][role]);
+  };
 #pragma unroll 1
-  for (single_rows<N> rows(skipped, count); rows.has(0); rows.go_on()) {
-    pack<T, N> x[SINGLES_ROWS], dy[SINGLES_ROWS];
-    rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
-    if (BACKWARD) rows.load(dy, a.at.dy, ONEPASS_ROLE_DY, a);
+  for (int64_t i = first_single(); i < packs; i += singles_at_once()) {
+    C v[N], g[N];
+    const pack<T, N> x = load_pack<T, N>(at(a.at.x, ONEPASS_ROLE_X, i));
+    if (BACKWARD) widen_pack(g, load_pack<T, N>(at(a.at.dy, ONEPASS_ROLE_DY, i)));
+    widen_pack(v, x);
 #pragma unroll
-    for (int r = 0; r < SINGLES_ROWS; r++) {
-      if (!rows.has(r)) break;
-      C v[N], g[N];
-      widen_pack(v, x[r]);
-      if (BACKWARD) widen_pack(g, dy[r]);
-#pragma unroll
-      for (int j = 0; j < N; j++)
-        v[j] = BACKWARD ? single_gradient(v[j], g[j], a) : divided_by_itself(v[j], a);
-      store_pack(rows.template at<T>(BACKWARD ? a.at.dx : a.at.y,
-                                     BACKWARD ? ONEPASS_ROLE_DX : ONEPASS_ROLE_Y, r, a),
-                 narrow_pack<C, T, N>(v));
-    }
+    for (int j = 0; j < N; j++)
+      v[j] = BACKWARD ? single_gradient(v[j], g[j], a) : divided_by_itself(v[j], a);
+    store_pack(BACKWARD ? at(a.at.dx, ONEPASS_ROLE_DX, i) : at(a.at.y, ONEPASS_ROLE_Y, i),
+               narrow_pack<C, T, N>(v));
   }
 }
 
@@ -84,7 +57,7 @@ template <class T, bool BACKWARD>
 __device__ inline void single_magnitudes(const norm_args &a) {
   const int VEC = vector_of<T>::count;
   const int64_t packs = a.aligned ? a.rows.count / VEC : 0;
-  divide_singles<T, BACKWARD, VEC>(0, packs, a);
+  if (packs) divide_singles<T, BACKWARD, VEC>(0, packs, a);
   divide_singles<T, BACKWARD, 1>(packs * VEC, a.rows.count - packs * VEC, a);
 }
 
@@ -111,19 +84,16 @@ struct single_weight {
 template <class T>
 __device__ inline void single_moments_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
-  const single_rows<1> rows(0, a.rows.count);
-  pack<T, 1> x[SINGLES_ROWS];
-  rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
   single_weight<T> weight(a.at.weight, 1, a), bias(a.at.bias, 0, a);
-#pragma unroll
-  for (int r = 0; r < SINGLES_ROWS; r++) {
-    if (!rows.has(r)) return;
-    const C v = widen(x[r].v[0]), apart = v - v; /* from the mean, which it is: 0, or NaN */
+#pragma unroll 1
+  for (int64_t row = first_single(); row < a.rows.count; row += singles_at_once()) {
+    const C v = widen(*row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, row));
+    const C apart = v - v; /* from the mean, which it is: 0, or NaN */
     const C rstd = one_over_root(apart * apart + eps_of<C>(a));
-    *rows.at<T>(a.at.y, ONEPASS_ROLE_Y, r, a) =
+    *row_of<T, true>(a.at.y, a, ONEPASS_ROLE_Y, row) =
         narrow_to<T>::from(apart * rstd * weight.get() + bias.get());
-    if (a.at.mean) *rows.at<C>(a.at.mean, ONEPASS_ROLE_MEAN, r, a) = v;
-    if (a.at.rstd) *rows.at<C>(a.at.rstd, ONEPASS_ROLE_RSTD, r, a) = rstd;
+    if (a.at.mean) *row_of<C, true>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = v;
+    if (a.at.rstd) *row_of<C, true>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = rstd;
   }
 }
 
@@ -135,24 +105,17 @@ __device__ inline void single_moments_backward(const norm_args &a) {
   plain_sums<C, 2> over_rows; /* of dy z and of dy */
   over_rows.clear();
 #pragma unroll 1
-  for (single_rows<1> rows(0, a.rows.count); rows.has(0); rows.go_on()) {
-    pack<T, 1> x[SINGLES_ROWS], dy[SINGLES_ROWS];
-    pack<C, 1> mean[SINGLES_ROWS], rstd[SINGLES_ROWS];
-    rows.load(x, a.at.x, ONEPASS_ROLE_X, a);
-    rows.load(dy, a.at.dy, ONEPASS_ROLE_DY, a);
-    rows.load(mean, a.at.mean, ONEPASS_ROLE_MEAN, a);
-    rows.load(rstd, a.at.rstd, ONEPASS_ROLE_RSTD, a);
-#pragma unroll
-    for (int r = 0; r < SINGLES_ROWS; r++) {
-      if (!rows.has(r)) break;
-      const C g = widen(dy[r].v[0]), by_weight = g * weight.get();
-      /* About the mean it is 0, or NaN, whatever the rounding of the saved mean has left. */
-      const C about = (widen(x[r].v[0]) - mean[r].v[0]) * rstd[r].v[0], z = about - about;
-      *rows.at<T>(a.at.dx, ONEPASS_ROLE_DX, r, a) =
-          narrow_to<T>::from(((by_weight - by_weight) - by_weight * z * z) * rstd[r].v[0]);
-      over_rows.v[0] += g * z;
-      over_rows.v[1] += g;
-    }
+  for (int64_t row = first_single(); row < a.rows.count; row += singles_at_once()) {
+    const C v = widen(*row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, row)),
+            dy = widen(*row_of<T, true>(a.at.dy, a, ONEPASS_ROLE_DY, row)),
+            mean = *row_of<C, true>(a.at.mean, a, ONEPASS_ROLE_MEAN, row),
+            rstd = *row_of<C, true>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row);
+    /* About the mean it is 0, or NaN, whatever the rounding of the saved mean has left. */
+    const C about = (v - mean) * rstd, z = about - about, g = dy * weight.get();
+    *row_of<T, true>(a.at.dx, a, ONEPASS_ROLE_DX, row) =
+        narrow_to<T>::from(((g - g) - g * z * z) * rstd);
+    over_rows.v[0] += dy * z;
+    over_rows.v[1] += dy;
   }
   if (!a.dweight_parts && !a.dbias_parts) return;
   over_rows = sum_block(over_rows, of_warps);

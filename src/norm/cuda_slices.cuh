@@ -126,7 +126,8 @@ struct waiting_weights {
   }
 };
 
-/* Those of all packs that a thread has of a row that starts anywhere. Halves are all asked for before one is waited for. */
+/* Those of all packs that a thread has of a row that starts anywhere. Halves are all asked for before one is waited for
+ * (backward that is slower: measured, not understood). */
 template <class W, int VEC, int PACKS, class COLUMN>
 __device__ inline void load_together(waiting_weights<W, VEC> (&to)[PACKS], const void *weights,
                                      float absent, bool aligned, unsigned whole, COLUMN column) {

@@ -12,10 +12,9 @@ enum {
   WARPS_THREADS = 256,
   WARPS_ROWS = 2,
   WARPS_FEW_THREADS = 64,
-  SINGLES_ROWS = 4,
   SINGLES_THREADS = 256,
-  SINGLES_MOST_THREADS = 512,
-  SINGLES_MANY = 1 << 16,
+  SINGLES_MOST_THREADS = 1024,
+  SINGLES_MANY = 1 << 15,
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -192,7 +191,6 @@ static bool singles_are_dense(const onepass_norm_choice *c) {
 /* Rows of one element. */
 static bool choose_singles(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
-  const int64_t chip = c->device->multiprocessors;
   if (c->n != 1 || c->rows == 0 || c->p->rows.ndim > 1 || c->fused ||
       (c->moments && c->p->op->denominator != ONEPASS_BY_DEVIATION)) {
     return false;
@@ -200,20 +198,16 @@ static bool choose_singles(onepass_norm_choice *c) {
   l->singles = true;
   l->packs = 1;
   l->block = SINGLES_THREADS;
-  /* Of many, packs. A row, or a pack, a thread, as long as that is not too many blocks. */
+  /* Of many, packs. */
   const bool packed = !c->moments && c->rows >= SINGLES_MANY && singles_are_dense(c);
   l->width = packed ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  const int64_t units = packed ? onepass_divide_up(c->rows, c->vec) : c->rows;
-  l->grid = onepass_most(onepass_divide_up(units, SINGLES_THREADS * SINGLES_ROWS),
-                         onepass_least(onepass_divide_up(units, SINGLES_THREADS), 2 * chip));
-  if (c->summed) { /* those go on from row to row */
-    l->grid = onepass_least(l->grid, 4 * chip);
-    if (can_be_direct(c) && c->rows <= SINGLES_MOST_THREADS * SINGLES_ROWS) {
-      l->block = (int32_t)onepass_least(onepass_round_up(c->rows, WARP), SINGLES_MOST_THREADS);
-      l->grid = 1;
-    }
+  l->grid = onepass_least(
+      onepass_divide_up(packed ? onepass_divide_up(c->rows, c->vec) : c->rows, SINGLES_THREADS),
+      c->summed ? 4 * (int64_t)c->device->multiprocessors : INT32_MAX); /* they go on */
+  if (c->summed && can_be_direct(c) && c->rows <= 2 * SINGLES_MOST_THREADS) {
+    l->block = (int32_t)onepass_least(onepass_round_up(c->rows, WARP), SINGLES_MOST_THREADS);
+    l->grid = 1;
   }
-  if (l->grid > INT32_MAX) return false;
   l->launches = 1;
   onepass_reserve_parts(c, l->grid);
   return true;

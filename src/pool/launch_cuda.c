@@ -7,6 +7,7 @@ enum {
   WARP = 32,
   SLOTS = 4,              /* of 16 bytes, that a thread of a long line makes */
   POINTS = 4,             /* outputs of a thread that makes one after the other */
+  LEAST_SCALED = 4096,    /* outputs that are copied in packs */
   FEW_OUTPUTS = 1 << 22,  /* that tiles would take longer for than points */
   MOST_TERMS = 32,        /* of an output that one thread adds up */
   WIDE_OUTPUTS = 8,       /* of a thread, by doubling */
@@ -97,12 +98,13 @@ static onepass_point_args point_args_of(const onepass_pool_problem *p) {
 }
 
 /* Every output is one input at the same place, and all lines are one: windows of one element, one apart, or lines of one
- * element. */
+ * element; so many that packs pay. */
 static bool is_scaled(const onepass_pool_problem *p) {
   const onepass_pool_axis *wide = &p->wide;
   const int role = p->backward ? ONEPASS_ROLE_DY : ONEPASS_ROLE_X;
   return ((wide->kernel == 1 && wide->stride == 1) || (wide->length == 1 && wide->pooled == 1)) &&
-         (p->planes.count == 1 || p->planes.stride[0][role] == wide->length);
+         (p->planes.count == 1 || p->planes.stride[0][role] == wide->length) &&
+         p->planes.count >= onepass_divide_up(LEAST_SCALED, wide->length);
 }
 
 static bool choose_scaled(const onepass_pool_problem *p, const onepass_cuda_properties *device,

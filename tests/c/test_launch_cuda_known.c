@@ -123,7 +123,7 @@ static void test_few_rows_have_one_block(void) {
     bool alone;
   } known[] = {
       {2048, 1, true},
-      {2049, 1, false}, /* 512 threads with four rows each */
+      {2049, 1, false}, /* 1024 threads with two rows each */
       {16, 145, true},
       {17, 145, false}, /* a warp has a row, with several elements a lane, of a block of 512 */
       {64, 17, true},

@@ -234,6 +234,8 @@ static void test_known_pools_have_known_kernels(void) {
       {{false, true, F32, 8192, 65536, 8, 1, 4, false}, ONEPASS_CUDA_STRIDED, "windows_strided"},
       {{false, false, BF16, 8, 139707, 1, 1, 0, false}, ONEPASS_CUDA_POINTS, "points_scaled"},
       {{true, false, F32, 79843, 1, 3, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_scaled"},
+      {{false, false, F32, 4096, 1, 3, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_scaled"},
+      {{false, false, F32, 4095, 1, 3, 2, 1, false}, ONEPASS_CUDA_POINTS, "points_3"},
       {{false, false, F32, 429, 1, 2, 1, 1, false}, ONEPASS_CUDA_POINTS, "points_2"},
       {{false, false, F32, 429, 10, 1, 2, 0, false}, ONEPASS_CUDA_POINTS, "points_1"},
   };
