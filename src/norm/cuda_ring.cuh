@@ -152,9 +152,10 @@ __device__ inline void ring_backward(const norm_args &a) {
   C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
   C end_dweight[1] = {0}, end_dbias[1] = {0};
   if constexpr (WEIGHTS) {
+    load_together(weight, a.at.weight, 1, a.aligned, mine.whole,
+                  [&](int i) { return ring.position(i) - span.begin; });
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-      weight[i].load(a.at.weight, ring.position(i) - span.begin, 1, a.aligned, mine.has(i));
 #pragma unroll
       for (int j = 0; j < VEC; j++) dweight[i][j] = dbias[i][j] = 0;
     }

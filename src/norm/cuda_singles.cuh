@@ -1,5 +1,5 @@
 /* Rows of one element, on one axis: there is nothing to sum but dweight and dbias. A thread has a row, or a pack of rows that
- * lie side by side, and then the one that is as far away as there are threads.
+ * lie side by side, and then those that are as far away as there are threads.
  *
  * Moves each element of x (and dy) once and each element of y (or dx) once. */
 #ifndef ONEPASS_NORM_CUDA_SINGLES_CUH
@@ -7,7 +7,8 @@
 
 #include "norm/cuda_slices.cuh"
 
-enum { SINGLES_MOST_THREADS = 1024 }; /* launch_cuda.c knows it, too */
+/* launch_cuda.c knows them, too. */
+enum { SINGLES_ROWS = 4, SINGLES_MOST_THREADS = 1024 };
 
 __device__ inline int64_t first_single() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline int64_t singles_at_once() { return (int64_t)gridDim.x * blockDim.x; }
@@ -81,19 +82,27 @@ struct single_weight {
   }
 };
 
+/* A thread has up to SINGLES_ROWS rows, and asks for all of them, and then for the weights, before it works on the first. */
 template <class T>
 __device__ inline void single_moments_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
+  const auto row = [](int r) { return first_single() + r * singles_at_once(); };
+  T x[SINGLES_ROWS];
+#pragma unroll
+  for (int r = 0; r < SINGLES_ROWS; r++) {
+    if (row(r) < a.rows.count) x[r] = *row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, row(r));
+  }
   single_weight<T> weight(a.at.weight, 1, a), bias(a.at.bias, 0, a);
-#pragma unroll 1
-  for (int64_t row = first_single(); row < a.rows.count; row += singles_at_once()) {
-    const C v = widen(*row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, row));
-    const C apart = v - v; /* from the mean, which it is: 0, or NaN */
-    const C rstd = one_over_root(apart * apart + eps_of<C>(a));
-    *row_of<T, true>(a.at.y, a, ONEPASS_ROLE_Y, row) =
-        narrow_to<T>::from(apart * rstd * weight.get() + bias.get());
-    if (a.at.mean) *row_of<C, true>(a.at.mean, a, ONEPASS_ROLE_MEAN, row) = v;
-    if (a.at.rstd) *row_of<C, true>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) = rstd;
+#pragma unroll
+  for (int r = 0; r < SINGLES_ROWS; r++) {
+    if (row(r) >= a.rows.count) return;
+    const C v = widen(x[r]), apart = v - v; /* from the mean, which it is: 0, or NaN */
+    row_scale<C> scale;
+    scale.mean = v;
+    scale.scale = one_over_root(apart * apart + eps_of<C>(a));
+    *row_of<T, true>(a.at.y, a, ONEPASS_ROLE_Y, row(r)) =
+        narrow_to<T>::from(apart * scale.scale * weight.get() + bias.get());
+    save_moments<true>(scale, row(r), a);
   }
 }
 

@@ -126,8 +126,7 @@ struct waiting_weights {
   }
 };
 
-/* Those of all packs that a thread has of a row that starts anywhere. Halves are all asked for before one is waited for
- * (backward that is slower: measured, not understood). */
+/* Those of all packs that a thread has of a row that starts anywhere. Halves are all asked for before one is waited for. */
 template <class W, int VEC, int PACKS, class COLUMN>
 __device__ inline void load_together(waiting_weights<W, VEC> (&to)[PACKS], const void *weights,
                                      float absent, bool aligned, unsigned whole, COLUMN column) {
@@ -533,10 +532,18 @@ __device__ inline void store_parts(int64_t to, const dealt_row<T> &mine,
       for (int j = 0; j < VEC; j++)
         ((C *)ring.place(0, j / ROOM, i))[j % ROOM] = which ? dbias[i][j] : dweight[i][j];
       __syncwarp();
+      /* Looked at once: stores behind branches of their own take longer. */
+      if (sizeof(T) == 2 && a.narrow_parts) {
 #pragma unroll
-      for (int k = 0; k < VEC; k++) {
-        if (has >> (other + k * STEP) & 1)
-          store_part<T>(parts, first + k * WARP, from[k * STEP * ROOM], a);
+        for (int k = 0; k < VEC; k++) {
+          if (has >> (other + k * STEP) & 1)
+            ((T *)parts)[first + k * WARP] = narrow_to<T>::from(from[k * STEP * ROOM]);
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+          if (has >> (other + k * STEP) & 1) ((C *)parts)[first + k * WARP] = from[k * STEP * ROOM];
+        }
       }
       __syncwarp();
     }

@@ -14,7 +14,8 @@ enum {
   WARPS_FEW_THREADS = 64,
   SINGLES_THREADS = 256,
   SINGLES_MOST_THREADS = 1024,
-  SINGLES_MANY = 1 << 15,
+  SINGLES_ROWS = 4,
+  SINGLES_MANY = 3 << 16, /* bytes */
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -161,6 +162,13 @@ static int32_t most_warps_threads(const onepass_norm_choice *c) {
   return 4 * WARPS_THREADS / (light ? 1 : 2) / (c->size == 8 ? 2 : 1);
 }
 
+/* Blocks on a multiprocessor, backward, by the registers that their kernels have. */
+static int64_t warps_at_once(const onepass_norm_choice *c) {
+  const onepass_norm_launch *l = c->l;
+  if (l->width == ONEPASS_NORM_SCALAR && c->size < 8) return l->packs <= 4 ? 4 : 3;
+  return l->packs == 1 ? 3 : 2;
+}
+
 /* One block, if it can have all rows at once: it then writes dweight and dbias itself, and no other launch adds up those
  * of several. A team has a row at a time, or two of few packs (kernels.cu has the same numbers). */
 static void prefer_one_block(const onepass_norm_choice *c) {
@@ -195,19 +203,23 @@ static bool choose_singles(onepass_norm_choice *c) {
       (c->moments && c->p->op->denominator != ONEPASS_BY_DEVIATION)) {
     return false;
   }
-  l->singles = true;
   l->packs = 1;
   l->block = SINGLES_THREADS;
-  /* Of many, packs. */
-  const bool packed = !c->moments && c->rows >= SINGLES_MANY && singles_are_dense(c);
+  /* Of many, packs; forward, moments of several rows a thread. Where they are summed, threads go on. */
+  const bool packed = !c->moments && c->rows * c->size >= SINGLES_MANY && singles_are_dense(c);
+  const int64_t units = packed ? onepass_divide_up(c->rows, c->vec) : c->rows;
+  const int64_t blocks = onepass_divide_up(units, SINGLES_THREADS),
+                many = 4 * (int64_t)c->device->multiprocessors;
   l->width = packed ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  l->grid = onepass_least(
-      onepass_divide_up(packed ? onepass_divide_up(c->rows, c->vec) : c->rows, SINGLES_THREADS),
-      c->summed ? 4 * (int64_t)c->device->multiprocessors : INT32_MAX); /* they go on */
+  l->grid = onepass_least(blocks, !c->moments ? INT32_MAX : many);
+  if (c->moments && !c->p->backward)
+    l->grid = onepass_most(l->grid, onepass_divide_up(blocks, SINGLES_ROWS));
+  if (l->grid > INT32_MAX) return false;
   if (c->summed && can_be_direct(c) && c->rows <= 2 * SINGLES_MOST_THREADS) {
     l->block = (int32_t)onepass_least(onepass_round_up(c->rows, WARP), SINGLES_MOST_THREADS);
     l->grid = 1;
   }
+  l->singles = true;
   l->launches = 1;
   onepass_reserve_parts(c, l->grid);
   return true;
@@ -240,8 +252,8 @@ static bool choose_warps(onepass_norm_choice *c) {
   l->block = few ? WARPS_FEW_THREADS : WARPS_THREADS;
   const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team * rows_of_team);
   /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
-  l->grid = c->summed ? onepass_least(blocks, (l->packs == 1 ? 3 : 2) * c->device->multiprocessors)
-                      : blocks;
+  l->grid =
+      c->summed ? onepass_least(blocks, warps_at_once(c) * c->device->multiprocessors) : blocks;
   prefer_one_block(c);
   if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
   if (l->grid < blocks && !c->p->backward) return false;
@@ -378,7 +390,10 @@ static bool fit_ring(onepass_norm_choice *c, bool broad) {
   int64_t blocks = onepass_most(1, resident) * c->device->multiprocessors;
   /* Of few long rows, several a block: each block's sums of dweight and dbias are written and read again. */
   if (c->summed) {
-    const int64_t few = (c->n <= RING_SHORT ? 4 : 1) * (int64_t)c->device->multiprocessors;
+    const int64_t few = (c->n <= RING_SHORT       ? 4
+                         : c->n <= 2 * RING_SHORT ? 2
+                                                  : 1) *
+                        (int64_t)c->device->multiprocessors;
     blocks = onepass_least(blocks, onepass_most(few, onepass_divide_up(c->rows, 4)));
   }
   l->grid = blocks_in_phase(c, blocks);

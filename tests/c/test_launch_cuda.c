@@ -72,7 +72,7 @@ static void expect_full(const norm_trial *t, int64_t threads) {
   NORM(!t->of.layer_norm || l->squares || !(t->of.extras & (LENGTHS | ROOTS)));
 }
 
-/* Rows of one element: a thread has one, or a pack, or where they are summed goes on. */
+/* Rows of one element: a thread has one, or a pack, or forward up to four, or where they are summed goes on. */
 static void expect_singles(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   NORM(t->of.n == 1 && l->packs == 1 && l->shared == 0);
@@ -87,7 +87,8 @@ static void expect_singles(const norm_trial *t) {
   for (int i = 0; i < 4 && packed; i++)
     NORM(!has(t, roles[i]) || t->plan.problem.norm.rows.stride[0][roles[i]] == 1);
   NORM((l->grid - 1) * l->block < units);
-  NORM(t->summed || l->grid == INT32_MAX || l->grid * l->block >= units);
+  NORM((t->of.layer_norm && t->of.backward) || l->grid == INT32_MAX ||
+       l->grid * l->block * (t->of.layer_norm ? 4 : 1) >= units);
   NORM(!t->summed || l->parts == l->grid);
 }
 
