@@ -26,6 +26,7 @@ enum {
   RING_FEW_THREADS = 384,
   RING_FORWARD = 3,
   RING_BACKWARD = 2,
+  RING_SPREAD_THREADS = 256,
   RING_SHORT = 1024, /* elements of rows of which sums are soon read again */
   STREAM_WORKERS = 512,
   STREAM_THREADS = STREAM_WORKERS + 3 * WARP,
@@ -176,8 +177,8 @@ static void prefer_one_block(const onepass_norm_choice *c) {
   if (!c->summed || !can_be_direct(c)) return;
   const bool twice = l->packs == 1 || (l->packs == 2 && l->width == ONEPASS_NORM_SCALAR);
   const int32_t most = most_warps_threads(c);
-  int32_t block = WARPS_THREADS;
   const int64_t rows_of_thread = twice ? 2 : 1;
+  int32_t block = c->rows == 1 ? WARP : WARPS_THREADS; /* a single row's sums are its own */
   while (block < most && c->rows > block / l->team * rows_of_thread) block *= 2;
   if (c->rows > block / l->team * rows_of_thread) return;
   l->block = block;
@@ -372,7 +373,11 @@ static int64_t ring_packs(const onepass_norm_choice *c, bool broad) {
 static bool fit_ring(onepass_norm_choice *c, bool broad) {
   onepass_norm_launch *l = c->l;
   const int64_t packs = ring_packs(c, broad), needed = packs_reached(c);
-  const int64_t threads = onepass_round_up(onepass_divide_up(needed, packs), WARP);
+  /* Where there are few rows to sum over, a thread has one pack, as it has the sums of all of them to store. */
+  const bool spread = c->summed && needed <= RING_SPREAD_THREADS &&
+                      c->rows <= (c->size == 2 ? 4 : 2) * (int64_t)c->device->multiprocessors;
+  const int64_t threads =
+      onepass_round_up(spread ? needed : onepass_divide_up(needed, packs), WARP);
   const bool small = !c->p->backward && !broad;
   const bool large = c->p->backward && broad && c->size != 4 && !l->squares;
   if (threads > (small || large ? RING_FEW_THREADS : RING_MOST_THREADS)) return false;
@@ -653,9 +658,14 @@ static bool leaves_chip_idle(const onepass_norm_choice *c) {
   return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
 }
 
-/* A warp could hold more of a row, but blocks do such rows faster. */
+/* A warp could hold more of a row, but blocks do such rows faster; and few rows of halves whose sums are in several parts,
+ * as a lane would have those of sixteen columns. */
 static bool suits_warps(const onepass_norm_choice *c) {
-  return c->l->width == ONEPASS_NORM_SCALAR || c->n <= 64 * c->vec;
+  const onepass_norm_launch *l = c->l;
+  if (l->width == ONEPASS_NORM_SCALAR) return true;
+  const bool has_many_sums = c->summed && !l->direct && c->size == 2 && l->packs == 2;
+  if (has_many_sums && c->rows <= 4 * (int64_t)c->device->multiprocessors) return false;
+  return c->n <= 64 * c->vec;
 }
 
 /* Others that rows fit in do some of them faster. */

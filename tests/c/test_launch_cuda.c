@@ -97,8 +97,9 @@ static bool has_threads(const norm_trial *t, bool vector) {
   const onepass_norm_launch *l = &t->launch;
   const int32_t most = 1024 / (!vector && l->packs <= 4 ? 1 : 2) / (t->size == 8 ? 2 : 1);
   if (vector && !t->of.backward) return l->block == 64;
+  if (l->block == 32) return t->of.backward && t->of.rows == 1 && l->direct;
   return l->block == 256 || (t->of.backward && l->grid == 1 && l->direct && l->block <= most &&
-                             is_power_of_two(l->block));
+                             l->block > 256 && is_power_of_two(l->block));
 }
 
 static void expect_warps(const norm_trial *t) {
