@@ -664,7 +664,7 @@ static bool suits_warps(const onepass_norm_choice *c) {
   const onepass_norm_launch *l = c->l;
   if (l->width == ONEPASS_NORM_SCALAR) return true;
   const bool has_many_sums = c->summed && !l->direct && c->size == 2 && l->packs == 2;
-  if (has_many_sums && c->rows <= 4 * (int64_t)c->device->multiprocessors) return false;
+  if (has_many_sums && c->rows <= 2 * (int64_t)c->device->multiprocessors) return false;
   return c->n <= 64 * c->vec;
 }
 

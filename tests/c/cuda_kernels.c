@@ -2,8 +2,8 @@
  * Every CUDA kernel, operator, direction and type, once on each of a few small shapes: what
  * scripts/sanitize_cuda.sh runs under compute-sanitizer, and a test by itself.
  *
- *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, infinite, long, pools
- *                                    or empty
+ *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, large, infinite, far,
+ *                                    long, singles, pools or empty
  *
  * SPDX-License-Identifier: MIT
  */
@@ -14,14 +14,13 @@
 
 /* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. The first ones are not
  * so small, and a part of their own. */
-enum { LARGE = 3 };
+enum { LARGE = 2 };
 static const struct {
   int ndim;
   int64_t shape[3];
   int axis;
 } problems[] = {{2, {280, 4100}, 1} /* rows in turn */,
                 {2, {2, 600000}, 1},
-                {2, {90001, 1}, 1},
                 {2, {3, 1}, 1},
                 {2, {700, 1}, 1},
                 {2, {3001, 1}, 1},
@@ -200,6 +199,30 @@ static void expect_long_rows_right(onepass_dtype dtype) {
   expect_shared_rows_right(dtype, chip + 1, 100000);
 }
 
+/* So many rows of one element that threads have packs of them, or several. dy is about 0, as its
+ * sum is to fit in a half. */
+static void expect_many_singles_right(onepass_dtype dtype) {
+  const enum kind kinds[] = {L1_FORWARD, L1_BACKWARD, LAYER_FORWARD, LAYER_BACKWARD};
+  const int64_t shape[2] = {140001, 1};
+  for (int k = 0; k < 2 * 4; k++) {
+    call_form form = {.kind = kinds[k / 2],
+                      .dtype = dtype,
+                      .ndim = 2,
+                      .shape = shape,
+                      .axis = 1,
+                      .weight_dtype = dtype};
+    for (int r = 0; r < ROLES; r++) form.shift[r] = k % 2;
+    call *host = call_new_as(&form);
+    if (host->role[DY]) array_fill_random(host->role[DY], 7, 0, 1);
+    call *reference = call_reference(host);
+    gpu_call *g = gpu_call_new(host);
+    gpu_try_kernel(g, host, reference, ONEPASS_CUDA_WARPS, expect_described, expect_gpu_right);
+    gpu_call_free(g);
+    call_free(reference);
+    call_free(host);
+  }
+}
+
 static void expect_pools_right(onepass_dtype dtype) {
   const int64_t shapes[][3] = {{1, 3, 24},   {1, 3, 33},   {1, 3, 128},  {1, 3, 1025},
                                {1, 3, 4096}, {1, 3, 6001}, {2, 2501, 1}, {1, 70, 2}};
@@ -265,6 +288,7 @@ static const struct {
              {"infinite", expect_infinite_rows_right},
              {"far", expect_far_rows_right},
              {"long", expect_long_rows_right},
+             {"singles", expect_many_singles_right},
              {"pools", expect_pools_right},
              {"empty", expect_empty_tensors_right}};
 enum { PARTS = sizeof parts / sizeof *parts };
