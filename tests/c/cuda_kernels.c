@@ -2,8 +2,8 @@
  * Every CUDA kernel, operator, direction and type, once on each of a few small shapes: what
  * scripts/sanitize_cuda.sh runs under compute-sanitizer, and a test by itself.
  *
- *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, large, infinite, far,
- *                                    long, singles, pools or empty
+ *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, large, short, infinite,
+ *                                    far, long, singles, pools or empty
  *
  * SPDX-License-Identifier: MIT
  */
@@ -13,8 +13,8 @@
 #include "gpu.h"
 
 /* Small ones of each rung: odd lengths, whole vectors, one more and one less than a power of two. The first ones are not
- * so small, and a part of their own. */
-enum { LARGE = 2 };
+ * so small, then come those of short rows: parts of their own, so that sanitizers have several at a time. */
+enum { LARGE = 2, SHORT = 13 };
 static const struct {
   int ndim;
   int64_t shape[3];
@@ -105,7 +105,10 @@ static void expect_problems_right(onepass_dtype dtype, int begin, int end) {
 }
 
 static void expect_norms_right(onepass_dtype dtype) {
-  expect_problems_right(dtype, LARGE, PROBLEMS);
+  expect_problems_right(dtype, LARGE + SHORT, PROBLEMS);
+}
+static void expect_short_norms_right(onepass_dtype dtype) {
+  expect_problems_right(dtype, LARGE, LARGE + SHORT);
 }
 static void expect_large_norms_right(onepass_dtype dtype) {
   expect_problems_right(dtype, 0, LARGE);
@@ -283,13 +286,10 @@ static void expect_empty_tensors_right(onepass_dtype dtype) {
 static const struct {
   const char *name;
   void (*expect)(onepass_dtype dtype);
-} parts[] = {{"norms", expect_norms_right},
-             {"large", expect_large_norms_right},
-             {"infinite", expect_infinite_rows_right},
-             {"far", expect_far_rows_right},
-             {"long", expect_long_rows_right},
-             {"singles", expect_many_singles_right},
-             {"pools", expect_pools_right},
+} parts[] = {{"norms", expect_norms_right},          {"large", expect_large_norms_right},
+             {"short", expect_short_norms_right},    {"infinite", expect_infinite_rows_right},
+             {"far", expect_far_rows_right},         {"long", expect_long_rows_right},
+             {"singles", expect_many_singles_right}, {"pools", expect_pools_right},
              {"empty", expect_empty_tensors_right}};
 enum { PARTS = sizeof parts / sizeof *parts };
 
