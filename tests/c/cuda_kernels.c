@@ -81,6 +81,16 @@ static void try_every_kernel(call *host, void (*expect)(const gpu_call *, call *
   call_free(host);
 }
 
+/* The same with one kernel. */
+static void expect_right_by(onepass_cuda_kernel kernel, call *host) {
+  call *reference = call_reference(host);
+  gpu_call *g = gpu_call_new(host);
+  gpu_try_kernel(g, host, reference, kernel, expect_described, expect_gpu_right);
+  gpu_call_free(g);
+  call_free(reference);
+  call_free(host);
+}
+
 /* Aligned, and everything one element off. Half types with a weight of their own type and of f32. */
 static void expect_right_at_any_address(call_form form) {
   for (int off = 0; off < 2; off++) {
@@ -179,12 +189,7 @@ static void expect_shared_rows_right(onepass_dtype dtype, int64_t rows, int64_t 
         for (int64_t i = 0; i < 8; i++) array_set(host->role[X], row * n + i, -100);
       }
     }
-    call *reference = call_reference(host);
-    gpu_call *g = gpu_call_new(host);
-    gpu_try_kernel(g, host, reference, ONEPASS_CUDA_STREAM, expect_described, expect_gpu_right);
-    gpu_call_free(g);
-    call_free(reference);
-    call_free(host);
+    expect_right_by(ONEPASS_CUDA_STREAM, host);
   }
 }
 
@@ -217,12 +222,7 @@ static void expect_many_singles_right(onepass_dtype dtype) {
     for (int r = 0; r < ROLES; r++) form.shift[r] = k % 2;
     call *host = call_new_as(&form);
     if (host->role[DY]) array_fill_random(host->role[DY], 7, 0, 1);
-    call *reference = call_reference(host);
-    gpu_call *g = gpu_call_new(host);
-    gpu_try_kernel(g, host, reference, ONEPASS_CUDA_WARPS, expect_described, expect_gpu_right);
-    gpu_call_free(g);
-    call_free(reference);
-    call_free(host);
+    expect_right_by(ONEPASS_CUDA_WARPS, host);
   }
 }
 
