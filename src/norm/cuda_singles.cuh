@@ -7,7 +7,7 @@
 
 #include "norm/cuda_slices.cuh"
 
-/* launch_cuda.c knows them, too. */
+/* launch_warps.c knows them, too. */
 enum { SINGLES_ROWS = 4, SINGLES_MOST_THREADS = 1024 };
 
 __device__ inline int64_t first_single() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }

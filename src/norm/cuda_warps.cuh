@@ -12,7 +12,7 @@
 
 #include "norm/cuda_slices.cuh"
 
-/* Rows of a team and threads of a block, forward, where lanes have whole packs; launch_cuda.c knows them, too. */
+/* Rows of a team and threads of a block, forward, where lanes have whole packs; launch_warps.c knows them, too. */
 enum { WARPS_ROWS = 2, WARPS_FEW_THREADS = 64 };
 
 /* A lane's place in its row. */

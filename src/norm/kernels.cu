@@ -44,7 +44,7 @@ enum { WARPS_BLOCKS = 16, LATE_FULL_BLOCKS = 3 };
 #endif
 
 /* Backward few rows may have a block of more threads than the 256 that many have: of kernels with single elements, up to
- * four a lane, and of the others. launch_cuda.c knows them, too. */
+ * four a lane, and of the others. launch_warps.c knows them, too. */
 enum { WARPS_MOST_THREADS = VECTOR == 2 ? 512 : 1024, WARPS_MORE_THREADS = WARPS_MOST_THREADS / 2 };
 
 /* Packs of a thread: a narrow and a broad kernel for each direction of `ring`, and those of `stream`;

@@ -15,13 +15,8 @@ enum {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-static bool lanes_are_dense(const onepass_norm_choice *c) {
+bool onepass_rows_are_side_by_side(const onepass_norm_choice *c) {
   const onepass_walk *rows = &c->p->rows;
-  /* Sums over rows, which are the lanes here, are for `strided`. */
-  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1 ||
-      c->n > INT32_MAX / 2) {
-    return false;
-  }
   for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
     if (onepass_has(c->layouts, onepass_whole_roles[i]) &&
         rows->stride[rows->ndim - 1][onepass_whole_roles[i]] != 1) {
@@ -29,6 +24,16 @@ static bool lanes_are_dense(const onepass_norm_choice *c) {
     }
   }
   return true;
+}
+
+static bool lanes_are_dense(const onepass_norm_choice *c) {
+  const onepass_walk *rows = &c->p->rows;
+  /* Sums over rows, which are the lanes here, are for `strided`. */
+  if (c->summed || c->n == 0 || c->rows == 0 || rows->ndim == 0 || c->p->elements.ndim > 1 ||
+      c->n > INT32_MAX / 2) {
+    return false;
+  }
+  return onepass_rows_are_side_by_side(c);
 }
 
 bool onepass_choose_columns(onepass_norm_choice *c) {

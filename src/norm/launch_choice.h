@@ -1,5 +1,5 @@
-/* What the files that choose a GPU's kernel for a normalization share: launch_cuda.c for rows that are dense, and
- * launch_across.c for those that are not. */
+/* What the files that choose a GPU's kernel for a normalization share: launch_cuda.c for rows that are dense,
+ * launch_warps.c for the short ones among them, and launch_across.c for those that are not. */
 #ifndef ONEPASS_NORM_LAUNCH_CHOICE_H
 #define ONEPASS_NORM_LAUNCH_CHOICE_H
 
@@ -36,12 +36,22 @@ extern const onepass_role onepass_whole_roles[ONEPASS_WHOLE_ROLE_COUNT];
  * axes of the rows may be left out. */
 bool onepass_rows_are_aligned(const onepass_norm_choice *c, int64_t vec, int first_axis_from_end);
 
+/* Whether from one row to the next, along their last axis, it is one element in every tensor shaped as x. */
+bool onepass_rows_are_side_by_side(const onepass_norm_choice *c);
+/* Whether a thread can go along a row 16 bytes at a time. */
+bool onepass_takes_vectors(const onepass_norm_choice *c);
+/* Whether there are kernels for rows of which every thread has as many packs. */
+bool onepass_has_full_kernels(const onepass_norm_choice *c);
+/* Whether sums over rows can be written to dweight and dbias by the kernel that makes them. */
+bool onepass_can_be_direct(const onepass_norm_choice *c);
+
 /* Room in the workspace: where it begins. */
 size_t onepass_reserve(onepass_norm_launch *l, int64_t bytes);
 /* For so many parts of dweight and dbias, and the launch that adds them up. */
 void onepass_reserve_parts(const onepass_norm_choice *c, int64_t parts);
 
 /* False if the kernel cannot do the problem. */
+bool onepass_choose_warps(onepass_norm_choice *c);
 bool onepass_choose_columns(onepass_norm_choice *c);
 bool onepass_choose_strided(onepass_norm_choice *c);
 

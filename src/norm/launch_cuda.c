@@ -9,13 +9,6 @@
 /* As in the kernels' headers. */
 enum {
   WARP = 32,
-  WARPS_THREADS = 256,
-  WARPS_ROWS = 2,
-  WARPS_FEW_THREADS = 64,
-  SINGLES_THREADS = 256,
-  SINGLES_MOST_THREADS = 1024,
-  SINGLES_ROWS = 4,
-  SINGLES_MANY = 3 << 16, /* bytes */
   BLOCKS_MOST_THREADS = 512,
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
@@ -101,13 +94,13 @@ static bool rows_are_alike(const onepass_norm_choice *c) {
   return true;
 }
 
-static bool takes_vectors(const onepass_norm_choice *c) {
+bool onepass_takes_vectors(const onepass_norm_choice *c) {
   return c->n % c->vec == 0 && onepass_rows_are_aligned(c, c->vec, 0);
 }
 
 /* Whether a pack is never of two channels. */
 static bool has_packs_of_channels(const onepass_norm_choice *c) {
-  return c->p->spatial.count % c->vec == 0 && takes_vectors(c);
+  return c->p->spatial.count % c->vec == 0 && onepass_takes_vectors(c);
 }
 
 /* ---- Workspace ------------------------------------------------------------------------------- */
@@ -118,8 +111,7 @@ size_t onepass_reserve(onepass_norm_launch *l, int64_t bytes) {
   return at;
 }
 
-/* Whether sums over rows can be written to dweight and dbias by the kernel that makes them. */
-static bool can_be_direct(const onepass_norm_choice *c) {
+bool onepass_can_be_direct(const onepass_norm_choice *c) {
   static const onepass_role roles[] = {ONEPASS_ROLE_DWEIGHT, ONEPASS_ROLE_DBIAS};
   /* Only these make halves of them. */
   if (c->p->weight_type != onepass_type_of_sums(c->p->type) && c->l->kernel != ONEPASS_CUDA_WARPS &&
@@ -137,7 +129,7 @@ void onepass_reserve_parts(const onepass_norm_choice *c, int64_t parts) {
   onepass_norm_launch *l = c->l;
   l->parts = parts;
   l->adders = (int32_t)onepass_least(onepass_power_of_two_from(onepass_divide_up(parts, 16)), WARP);
-  l->direct = c->summed && parts == 1 && can_be_direct(c);
+  l->direct = c->summed && parts == 1 && onepass_can_be_direct(c);
   if (!c->summed || l->direct) return;
   l->launches++;
   const int64_t bytes = parts * c->n * c->sums_size;
@@ -149,119 +141,9 @@ static int sums_of_row(const onepass_norm_choice *c) {
   return c->p->backward ? (c->moments ? 3 : 2) : (c->moments ? 2 : 1);
 }
 
-/* For rows of which every thread has as many packs. */
-static bool has_full_kernels(const onepass_norm_choice *c) {
+bool onepass_has_full_kernels(const onepass_norm_choice *c) {
   const bool is_centered = c->p->op->denominator == ONEPASS_BY_DEVIATION;
   return !c->fused && c->p->rows.ndim <= 1 && (!c->moments || c->squares || is_centered);
-}
-
-/* ---- warps ----------------------------------------------------------------------------------- */
-
-/* Of a block, backward; kernels.cu has the same numbers. */
-static int32_t most_warps_threads(const onepass_norm_choice *c) {
-  const bool light = c->l->width == ONEPASS_NORM_SCALAR && c->l->packs <= 4;
-  return 4 * WARPS_THREADS / (light ? 1 : 2) / (c->size == 8 ? 2 : 1);
-}
-
-/* Blocks on a multiprocessor, backward, by the registers that their kernels have. */
-static int64_t warps_at_once(const onepass_norm_choice *c) {
-  const onepass_norm_launch *l = c->l;
-  if (l->width == ONEPASS_NORM_SCALAR && c->size < 8) return l->packs <= 4 ? 4 : 3;
-  return l->packs == 1 ? 3 : 2;
-}
-
-/* One block, if it can have all rows at once: it then writes dweight and dbias itself, and no other launch adds up those
- * of several. A team has a row at a time, or two of few packs (kernels.cu has the same numbers). */
-static void prefer_one_block(const onepass_norm_choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (!c->summed || !can_be_direct(c)) return;
-  const bool twice = l->packs == 1 || (l->packs == 2 && l->width == ONEPASS_NORM_SCALAR);
-  const int32_t most = most_warps_threads(c);
-  const int64_t rows_of_thread = twice ? 2 : 1;
-  int32_t block = c->rows == 1 ? WARP : WARPS_THREADS; /* a single row's sums are its own */
-  while (block < most && c->rows > block / l->team * rows_of_thread) block *= 2;
-  if (c->rows > block / l->team * rows_of_thread) return;
-  l->block = block;
-  l->grid = 1;
-}
-
-/* Whether the rows of all tensors shaped as x are single elements side by side, from a multiple of 16 bytes on. */
-static bool singles_are_dense(const onepass_norm_choice *c) {
-  if (c->alignment != ONEPASS_NORM_ALIGNED) return false;
-  for (int i = 0; i < ONEPASS_WHOLE_ROLE_COUNT; i++) {
-    if (onepass_has(c->layouts, onepass_whole_roles[i]) &&
-        c->p->rows.stride[0][onepass_whole_roles[i]] != 1) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/* Rows of one element. */
-static bool choose_singles(onepass_norm_choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (c->n != 1 || c->rows == 0 || c->p->rows.ndim > 1 || c->fused ||
-      (c->moments && c->p->op->denominator != ONEPASS_BY_DEVIATION)) {
-    return false;
-  }
-  l->packs = 1;
-  l->block = SINGLES_THREADS;
-  /* Of many, packs; forward, moments of several rows a thread. Where they are summed, threads go on. */
-  const bool packed = !c->moments && c->rows * c->size >= SINGLES_MANY && singles_are_dense(c);
-  const int64_t units = packed ? onepass_divide_up(c->rows, c->vec) : c->rows;
-  const int64_t blocks = onepass_divide_up(units, SINGLES_THREADS),
-                many = 4 * (int64_t)c->device->multiprocessors;
-  l->width = packed ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  l->grid = onepass_least(blocks, !c->moments ? INT32_MAX : many);
-  if (c->moments && !c->p->backward)
-    l->grid = onepass_most(l->grid, onepass_divide_up(blocks, SINGLES_ROWS));
-  if (l->grid > INT32_MAX) return false;
-  if (c->summed && can_be_direct(c) && c->rows <= 2 * SINGLES_MOST_THREADS) {
-    l->block = (int32_t)onepass_least(onepass_round_up(c->rows, WARP), SINGLES_MOST_THREADS);
-    l->grid = 1;
-  }
-  l->singles = true;
-  l->launches = 1;
-  onepass_reserve_parts(c, l->grid);
-  return true;
-}
-
-static bool choose_warps(onepass_norm_choice *c) {
-  onepass_norm_launch *l = c->l;
-  if (choose_singles(c)) return true;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
-  const int64_t vec = l->width ? c->vec : 1, packs_of_row = onepass_divide_up(c->n, vec);
-  const int64_t most_packs = !l->width ? 8 : c->fused ? 4 : 2;
-  if (c->n == 0 || c->rows == 0 || packs_of_row > WARP * most_packs) return false;
-  if (c->fused && (c->p->backward || c->size == 8)) return false;
-  /* Several packs a lane are several loads under way, and fewer lanes to add up the sums of. Single elements: a row's
-   * lanes still read 128 bytes at once. Backward a lane has sums of its columns, so it has few. */
-  const int64_t lanes_worth = !l->width ? 128 / c->size : c->p->backward ? WARP : 1;
-  l->packs = 1;
-  while (l->packs < onepass_least(4, most_packs) && packs_of_row >= 2 * l->packs * lanes_worth) {
-    l->packs *= 2;
-  }
-  while (packs_of_row > WARP * l->packs) l->packs *= 2;
-  if (c->fused) l->packs = (int32_t)most_packs; /* there is one kernel of each width */
-  l->team = (int32_t)onepass_power_of_two_from(onepass_divide_up(packs_of_row, l->packs));
-  l->squares = c->squares && l->width;
-  l->full = l->width && !c->p->backward && l->packs == 2 && packs_of_row == 2 * l->team &&
-            has_full_kernels(c);
-  /* Backward goes on from row to row. */
-  const bool few = l->width && !c->fused && !c->p->backward;
-  const int64_t rows_of_team = few ? WARPS_ROWS : 1;
-  l->block = few ? WARPS_FEW_THREADS : WARPS_THREADS;
-  const int64_t blocks = onepass_divide_up(c->rows, l->block / l->team * rows_of_team);
-  /* Where nothing is summed over rows, a row a team: a new block costs no more than a new row. */
-  l->grid =
-      c->summed ? onepass_least(blocks, warps_at_once(c) * c->device->multiprocessors) : blocks;
-  prefer_one_block(c);
-  if (l->grid > INT32_MAX) l->grid = INT32_MAX; /* backward goes on from row to row */
-  if (l->grid < blocks && !c->p->backward) return false;
-  l->launches = 1;
-  l->shared = c->summed ? (size_t)(l->block / WARP * 2 * c->n * c->sums_size) : 0;
-  onepass_reserve_parts(c, l->grid);
-  return true;
 }
 
 /* ---- blocks: a row a block, forward ------------------------------------------------------------- */
@@ -290,7 +172,7 @@ static bool fit_blocks(onepass_norm_choice *c, int64_t packs) {
   l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);
   l->broad = simple && !thin && !many && l->block > early;
   l->full = l->broad && c->size == 2 && c->moments && !has_f32_weights(c) &&
-            packs == l->packs * l->block && has_full_kernels(c);
+            packs == l->packs * l->block && onepass_has_full_kernels(c);
   /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
   if (many && l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
   return true;
@@ -337,9 +219,9 @@ static bool choose_blocks(onepass_norm_choice *c) {
   if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
     return false;
   if (c->size == 8 && (c->fused || c->channels)) return false;
-  l->width = takes_vectors(c)    ? ONEPASS_NORM_VECTOR
-             : rows_are_alike(c) ? ONEPASS_NORM_PHASED
-                                 : ONEPASS_NORM_SCALAR;
+  l->width = onepass_takes_vectors(c) ? ONEPASS_NORM_VECTOR
+             : rows_are_alike(c)      ? ONEPASS_NORM_PHASED
+                                      : ONEPASS_NORM_SCALAR;
   l->channels = c->channels;
   l->squares = c->squares;
   l->grid = c->rows;
@@ -420,8 +302,8 @@ static bool is_narrow_better(const onepass_norm_choice *c, const onepass_norm_la
 static bool choose_ring(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->n == 0 || c->rows == 0 || c->n > INT32_MAX / 2 || c->p->rows.ndim > 1) return false;
-  if (!takes_vectors(c) && !rows_are_alike(c)) return false;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  if (!onepass_takes_vectors(c) && !rows_are_alike(c)) return false;
+  l->width = onepass_takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
   l->squares = c->squares && c->p->backward;
   const onepass_norm_launch nothing = *l;
   const bool narrow_fits = fit_ring(c, false);
@@ -476,8 +358,8 @@ static void form_teams(const onepass_norm_choice *c, int64_t teams, int32_t rows
 static bool choose_slices(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
-  if (c->channels || (!takes_vectors(c) && !rows_are_alike(c))) return false;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
+  if (c->channels || (!onepass_takes_vectors(c) && !rows_are_alike(c))) return false;
+  l->width = onepass_takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_PHASED;
   l->packs = (int32_t)stream_packs(c);
   const int64_t line = 128 / c->size;
   const int64_t whole = l->width == ONEPASS_NORM_VECTOR ? 0 : line;
@@ -516,7 +398,8 @@ static bool choose_tide(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   const bool by_column = c->weights && !c->channels;
-  if (c->device->major < 9 || c->p->backward || !c->moments || !takes_vectors(c)) return false;
+  if (c->device->major < 9 || c->p->backward || !c->moments || !onepass_takes_vectors(c))
+    return false;
   if (c->size == 8 || (by_column && has_f32_weights(c))) return false;
   const int64_t chunk = TIDE_WRITERS * c->vec, room = TIDE_WRITERS * 16;
   const int64_t slots = (c->device->shared_block - TIDE_MEMORY) / room;
@@ -568,7 +451,7 @@ static bool choose_passes(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   const int64_t chip = c->device->multiprocessors;
   if (c->n == 0 || c->rows == 0) return false;
-  l->width = takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
+  l->width = onepass_takes_vectors(c) ? ONEPASS_NORM_VECTOR : ONEPASS_NORM_SCALAR;
   /* Fused ones have no loops for tensors that lie differently. */
   if (c->fused && !l->width && (c->p->backward || !rows_are_alike(c))) return false;
   const int64_t share = onepass_divide_up(c->n, onepass_divide_up(16 * chip, c->rows));
@@ -639,7 +522,7 @@ static bool try_kernel(onepass_norm_choice *c, onepass_cuda_kernel kernel) {
   if (!is_dense(c) || (c->p->rows.ndim > 1 && c->rows > INT32_MAX)) return false;
   switch (kernel) {
     case ONEPASS_CUDA_WARPS:
-      return choose_warps(c);
+      return onepass_choose_warps(c);
     case ONEPASS_CUDA_BLOCKS:
       return choose_blocks(c);
     case ONEPASS_CUDA_RING:
