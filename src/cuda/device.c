@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "cuda/archives.h"
 #include "cuda/driver.h"
+#include "cuda/short_ptx.h"
 #include "cuda/unpack.h"
 
 enum {
@@ -33,7 +34,8 @@ struct onepass_cuda_device {
   onepass_cuda_properties properties;
   bool overlaps; /* launches may begin before those ahead of them have ended */
   pthread_mutex_t loading;
-  uint8_t *unpacked[ONEPASS_CUDA_FAMILIES]; /* archives of kernels, once one of them was needed */
+  const onepass_kernel_archive *archives[ONEPASS_CUDA_FAMILIES]; /* of kernels, */
+  uint8_t *unpacked[ONEPASS_CUDA_FAMILIES];                      /* once one of them was needed */
   size_t unpacked_size[ONEPASS_CUDA_FAMILIES];
   CUmodule modules[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT];
   loaded_kernel kernels[ONEPASS_CUDA_FAMILIES][ONEPASS_TYPE_COUNT][MOST_KERNELS];
@@ -234,6 +236,7 @@ static onepass_status unpack_kernels(onepass_cuda_device *device, onepass_cuda_f
                         "capability, %d.%d",
                         (int)device->id, (int)properties->major, (int)properties->minor);
   }
+  device->archives[family] = archive;
   device->unpacked[family] = onepass_unpack_xz(
       archive->begin, (size_t)(archive->end - archive->begin), &device->unpacked_size[family]);
   if (device->unpacked[family]) return ONEPASS_OK;
@@ -241,6 +244,14 @@ static onepass_status unpack_kernels(onepass_cuda_device *device, onepass_cuda_f
                       "device = %d: its kernels cannot be unpacked: expected memory for %zu bytes, "
                       "and an archive that is not damaged",
                       (int)device->id, device->unpacked_size[family]);
+}
+
+/* An image of PTX is short; the driver takes it long. */
+static CUresult load_ptx(CUmodule *module, const uint8_t *image, size_t size) {
+  char *text = onepass_lengthen_ptx((const char *)image, &size);
+  const CUresult result = text ? cuda()->cuModuleLoadData(module, text) : CUDA_ERROR_OUT_OF_MEMORY;
+  free(text);
+  return result;
 }
 
 static onepass_status load_module(onepass_cuda_device *device, onepass_cuda_family family,
@@ -258,13 +269,13 @@ static onepass_status load_module(onepass_cuda_device *device, onepass_cuda_fami
   if (!device->unpacked[family]) status = unpack_kernels(device, family);
   if (status != ONEPASS_OK) return status;
   size_t size;
-  uint8_t *image = onepass_find_in_tar(device->unpacked[family], device->unpacked_size[family],
-                                       names[family][type], &size);
+  const uint8_t *image = onepass_find_in_tar(
+      device->unpacked[family], device->unpacked_size[family], names[family][type], &size);
   if (!image) return refused("loading kernels", CUDA_ERROR_NOT_FOUND);
-  const uint8_t behind = image[size];
-  image[size] = 0; /* PTX is text that ends with it */
-  const CUresult result = cuda()->cuModuleLoadData(&device->modules[family][type], image);
-  image[size] = behind;
+  CUmodule *module = &device->modules[family][type];
+  const CUresult result = device->archives[family]->is_ptx
+                              ? load_ptx(module, image, size)
+                              : cuda()->cuModuleLoadData(module, image);
   return result == CUDA_SUCCESS ? ONEPASS_OK : refused("loading kernels", result);
 }
 

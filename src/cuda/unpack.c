@@ -340,8 +340,8 @@ uint8_t *onepass_unpack_xz(const uint8_t *packed, size_t packed_size, size_t *si
 
 enum { TAR_BLOCK = 512, TAR_NAME = 100, TAR_SIZE_AT = 124, TAR_SIZE_DIGITS = 11 };
 
-uint8_t *onepass_find_in_tar(uint8_t *archive, size_t archive_size, const char *name,
-                             size_t *size) {
+const uint8_t *onepass_find_in_tar(const uint8_t *archive, size_t archive_size, const char *name,
+                                   size_t *size) {
   size_t at = 0;
   while (archive_size - at > TAR_BLOCK && archive[at]) {
     size_t length = 0;

@@ -5,11 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an .xz file holds; NULL if it is damaged, of a kind that CMake does not write, or there is no memory. The caller
+/* What an .xz file holds; NULL if it is damaged, of a kind that xz does not write with LZMA2 alone, or there is no memory. The caller
  * frees it. */
 uint8_t *onepass_unpack_xz(const uint8_t *packed, size_t packed_size, size_t *size);
 
-/* The file `name` of a .tar archive, and its size; NULL if it is not there. At least a byte of the archive is behind it. */
-uint8_t *onepass_find_in_tar(uint8_t *archive, size_t archive_size, const char *name, size_t *size);
+/* The file `name` of a .tar archive, and its size; NULL if it is not there. */
+const uint8_t *onepass_find_in_tar(const uint8_t *archive, size_t archive_size, const char *name,
+                                   size_t *size);
 
 #endif

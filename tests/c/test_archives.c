@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "cuda/archives.h"
+#include "cuda/short_ptx.h"
 #include "cuda/unpack.h"
 #include "expect.h"
 
@@ -35,11 +36,17 @@ static void test_each_gpu_is_given_what_it_can_run(onepass_cuda_family family) {
   }
 }
 
-/* PTX begins with comments, and machine code as any ELF file does. */
+/* PTX, which is kept short, begins with comments, and machine code as any ELF file does. */
 static void expect_kernels(const uint8_t *image, size_t size, bool is_ptx, const char *name) {
   EXPECT(size > 100000, "%s has %d bytes", name, (int)size);
   EXPECT(!memcmp(image, is_ptx ? "//" : "\177ELF", is_ptx ? 2 : 4), "%s begins with %.4s", name,
          (const char *)image);
+  if (!is_ptx) return;
+  size_t length = size;
+  char *text = onepass_lengthen_ptx((const char *)image, &length);
+  EXPECT(text && length > size && strstr(text, ".entry") && strstr(text, "%r1,"),
+         "%s is no short PTX", name);
+  free(text);
 }
 
 static void test_archives_hold_all_types(const onepass_kernel_archive *archive) {
