@@ -43,7 +43,8 @@ enum { OPERATOR_COUNT = sizeof operators / sizeof *operators };
 
 static const char *name_of(const onepass_pool *pool) {
   const pool_operator *op = &operators[pool->op];
-  return (pool->adaptive ? op->adaptive_name : op->name)[pool->spatial - 1];
+  const int axes = pool->spatial - 1;
+  return pool->adaptive ? op->adaptive_name[axes] : op->name[axes];
 }
 
 /* ---- One window ------------------------------------------------------------------------------ */
