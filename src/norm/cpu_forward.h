@@ -336,11 +336,15 @@ ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int
   if (stream) end_streams();
 }
 
+static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row_scale *row,
+                                void *y, const void *x, const void *weight, const void *bias,
+                                int64_t count);
+
 /* Apply this row's scale to `apply` elements while gathering `count` of the next row. */
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
     const onepass_statistic statistic, const int affine, const bool stream,
-    const onepass_row_scale *row, const NAME(scale) * s, T *y, const T *x, const WT *weight,
-    const WT *bias, int64_t apply, const T *next, int64_t count) {
+    const onepass_norm_problem *p, const onepass_row_scale *row, const NAME(scale) * s, T *y,
+    const T *x, const WT *weight, const WT *bias, int64_t apply, const T *next, int64_t count) {
   C shift;
   const bool centered = NAME(look_ahead)(statistic, next, count, &shift);
   NAME(lanes) lanes;
@@ -348,7 +352,7 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
     lanes = NAME(do_chunk)(statistic, true, affine, stream, true, true, next, count, shift, s, y, x,
                            weight, bias, apply);
   } else if (statistic == ONEPASS_STATISTIC_MOMENTS && (centered || row->centered)) {
-    NAME(apply_dense)(statistic, affine, stream, row, s, y, x, weight, bias, apply);
+    NAME(apply_moments)(p, row, y, x, weight, bias, apply);
     return NAME(gather_moments)(next, count); /* a row unlike its neighbour: not both in one loop */
   } else {
     lanes = NAME(do_chunk)(statistic, false, affine, stream, true, true, next, count, 0, s, y, x,
@@ -359,6 +363,7 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
 
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic statistic,
                                                       const int affine, const bool stream,
+                                                      const onepass_norm_problem *p,
                                                       const onepass_row_scale *row, T *y,
                                                       const T *x, const WT *weight, const WT *bias,
                                                       const T *next, int64_t n) {
@@ -370,9 +375,9 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic st
     const int64_t left = n - i, to_apply = n - applied;
     const int64_t count = left < ONEPASS_NORM_CHUNK ? left : ONEPASS_NORM_CHUNK;
     const int64_t apply = to_apply < ONEPASS_NORM_CHUNK ? to_apply : ONEPASS_NORM_CHUNK;
-    const onepass_row_sums chunk =
-        NAME(apply_and_gather_chunk)(statistic, affine, stream, row, &s, y + applied, x + applied,
-                                     WEIGHT_AT(applied), BIAS_AT(applied), apply, next + i, count);
+    const onepass_row_sums chunk = NAME(apply_and_gather_chunk)(
+        statistic, affine, stream, p, row, &s, y + applied, x + applied, WEIGHT_AT(applied),
+        BIAS_AT(applied), apply, next + i, count);
     onepass_merge_forward(statistic, &sums, (double)i, chunk, (double)count);
     applied += apply;
   }
@@ -472,8 +477,8 @@ ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int af
       NAME(apply_row)(statistic, p, sums, y, this, weight, bias);
       if (!last) sums = NAME(gather_row)(statistic, next, n);
     } else {
-      sums =
-          NAME(apply_and_gather)(statistic, affine, stream, &scale, y, this, weight, bias, next, n);
+      sums = NAME(apply_and_gather)(statistic, affine, stream, p, &scale, y, this, weight, bias,
+                                    next, n);
     }
   }
   if (stream) end_streams();
@@ -494,8 +499,17 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
     NAME(do_short_rows)(ONEPASS_STATISTIC_MOMENTS, p, buffers, begin, end);
     return;
   }
-  const int affine = (buffers->weight ? 1 : 0) | (buffers->bias ? 2 : 0);
-  WITH_CONSTANT_AFFINE(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, affine, p, buffers, begin, end)
+  if (buffers->weight && buffers->bias) {
+    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 3, p, buffers, begin, end)
+  } else if (buffers->weight) {
+    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 1, p, buffers, begin, end)
+  } else if (!buffers->bias) {
+    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 0, p, buffers, begin, end)
+  } else { /* a bias alone is too rare for a copy of all that: one row after the other */
+    for (int64_t row = begin; row < end; row++) {
+      NAME(do_short_rows)(ONEPASS_STATISTIC_MOMENTS, p, buffers, row, row + 1);
+    }
+  }
 }
 
 #undef WITH_CONSTANT_STREAM

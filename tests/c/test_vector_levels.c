@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "calls.h"
@@ -47,6 +48,45 @@ static void test_every_level_this_cpu_has_is_right(void) {
   }
 }
 
+/* With either of them, both or none; every third row far from 0, and so treated unlike the rows beside it. */
+static void test_weight_and_bias_may_be_left_out(void) {
+  const int64_t shapes[][2] = {{7, 40}, {7, 1100}, {4, 9001}, {2, 70001}};
+  for (int level = 0; level < LEVELS; level++) {
+    if (!cpu_has_level(level)) continue;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+      for (int form = 0; form < 4 * 4 * 2; form++) {
+        const onepass_dtype dtype = every_dtype[form / 8];
+        const bool mixed = form & 4 && dtype_size(dtype) == 2;
+        call *c = call_new_as(&(call_form){.kind = LAYER_FORWARD,
+                                           .dtype = dtype,
+                                           .weight_dtype = mixed ? ONEPASS_F32 : dtype,
+                                           .ndim = 2,
+                                           .shape = shapes[s],
+                                           .axis = 1});
+        for (int64_t i = 0; i < c->role[X]->count; i++) {
+          if (i / shapes[s][1] % 3 == 1) array_set(c->role[X], i, array_get(c->role[X], i) + 50);
+        }
+        for (int r = WEIGHT; r <= BIAS; r++) {
+          if (form & (r == WEIGHT ? 1 : 2)) continue;
+          array_free(c->role[r]);
+          c->role[r] = NULL;
+        }
+        c->options.vector_level = level;
+        c->options.threads = 1;
+        if (EXPECT_OK(call_run(c))) {
+          call *reference = call_reference(c);
+          const double distance = call_distance(c, reference);
+          EXPECT(distance <= 1, "level %s, %s %dx%d with%s weight, with%s bias: %g times the bound",
+                 level_name[level], dtype_name(dtype), (int)shapes[s][0], (int)shapes[s][1],
+                 form & 1 ? "" : "out", form & 2 ? "" : "out", distance);
+          call_free(reference);
+        }
+        call_free(c);
+      }
+    }
+  }
+}
+
 /* A plan says which level it runs on. */
 static void test_a_plan_runs_on_the_level_that_was_asked_for(void) {
   const int64_t shape[3] = {2, 3, 64};
@@ -73,6 +113,7 @@ static void test_a_plan_runs_on_the_level_that_was_asked_for(void) {
 
 int main(void) {
   test_every_level_this_cpu_has_is_right();
+  test_weight_and_bias_may_be_left_out();
   test_a_plan_runs_on_the_level_that_was_asked_for();
   return expect_report("test_vector_levels");
 }
