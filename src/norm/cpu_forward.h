@@ -493,6 +493,19 @@ static void NAME(forward_rows_abs)(const onepass_norm_problem *p, const onepass_
   WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_ABS, 0, p, buffers, begin, end)
 }
 
+/* A bias alone is too rare for a copy of all that: one row after the other. */
+static void NAME(do_rows_with_bias)(const onepass_norm_problem *p, const onepass_buffers *buffers,
+                                    int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row++) {
+    const T *x = (const T *)buffers->x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, row);
+    T *y = (T *)buffers->y + onepass_walk_offset(&p->rows, ONEPASS_ROLE_Y, row);
+    const onepass_row_sums sums = NAME(gather_row)(ONEPASS_STATISTIC_MOMENTS, x, p->elements.count);
+    const onepass_row_scale scale = onepass_scale_row(p, sums);
+    NAME(save)(p, buffers, row, &scale);
+    NAME(apply_moments)(p, &scale, y, x, NULL, buffers->bias, p->elements.count);
+  }
+}
+
 static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
                                        const onepass_buffers *buffers, int64_t begin, int64_t end) {
   if (p->elements.count <= SHORT_ROW) {
@@ -505,10 +518,8 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
     WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 1, p, buffers, begin, end)
   } else if (!buffers->bias) {
     WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 0, p, buffers, begin, end)
-  } else { /* a bias alone is too rare for a copy of all that: one row after the other */
-    for (int64_t row = begin; row < end; row++) {
-      NAME(do_short_rows)(ONEPASS_STATISTIC_MOMENTS, p, buffers, row, row + 1);
-    }
+  } else {
+    NAME(do_rows_with_bias)(p, buffers, begin, end);
   }
 }
 
