@@ -1,5 +1,6 @@
 #include "cuda/short_ptx.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

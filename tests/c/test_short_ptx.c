@@ -9,6 +9,7 @@
 #include "cuda/short_ptx.h"
 
 #include <ctype.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 
