@@ -135,11 +135,20 @@ run_python_tests() { # folder
   return "$status"
 }
 
-# All run whatever happens.
+# All run whatever happens; those in Python beside those in C where there are processors for both.
 run_all_tests() { # folder
-  local status=0
+  local status=0 beside= output=$1/python-tests.out
+  if [ "$jobs" -ge 8 ]; then
+    with_device shared run_python_tests "$1" >"$output" 2>&1 &
+    beside=$!
+  fi
   run_c_tests "$1" || status=1
-  with_device shared run_python_tests "$1" || status=1
+  if [ -n "$beside" ]; then
+    wait "$beside" || status=1
+    cat "$output"
+  else
+    with_device shared run_python_tests "$1" || status=1
+  fi
   run_alone_tests "$1" || status=1
   return "$status"
 }
