@@ -2,6 +2,7 @@
 #ifndef ONEPASS_CORE_DTYPE_H
 #define ONEPASS_CORE_DTYPE_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -18,11 +19,18 @@ typedef enum onepass_type {
 } onepass_type;
 
 onepass_type onepass_type_of(onepass_dtype dtype);
-int64_t onepass_type_size(onepass_type type);
 const char *onepass_type_name(onepass_type type);
 
+static inline int64_t onepass_type_size(onepass_type type) {
+  return type == ONEPASS_TYPE_F32                               ? 4
+         : type == ONEPASS_TYPE_F64 || type == ONEPASS_TYPE_I64 ? 8
+                                                                : 2;
+}
+
 /* The type sums and saved statistics have: f64 for f64, f32 for the others. */
-onepass_type onepass_type_of_sums(onepass_type type);
+static inline onepass_type onepass_type_of_sums(onepass_type type) {
+  return type == ONEPASS_TYPE_F64 ? ONEPASS_TYPE_F64 : ONEPASS_TYPE_F32;
+}
 
 double onepass_load(onepass_type type, const void *base, int64_t index);
 void onepass_store(onepass_type type, void *base, int64_t index, double value);
@@ -37,6 +45,14 @@ static inline uint32_t onepass_float_to_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+
+/* A double to a float such that rounding the float to a half type gives what rounding the double would: rounded to odd,
+ * so that no tie appears that was not there. */
+static inline float onepass_float_for_half(double value) {
+  const float nearest = (float)value;
+  const uint32_t inexact = (double)nearest != value, beyond = fabs((double)nearest) > fabs(value);
+  return onepass_bits_to_float((onepass_float_to_bits(nearest) - beyond) | inexact);
 }
 
 static inline float onepass_float_from_bf16(uint16_t half) {
