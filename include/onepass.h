@@ -270,6 +270,8 @@ ONEPASS_API onepass_status onepass_pool_length_dilated(int64_t length, int64_t k
                                                        int64_t dilation, int32_t ceil_mode,
                                                        int64_t *pooled);
 
+/* Where a level is no faster than the one below it, as AVX-512 is for norms of other types than bf16, it has that one's
+ * kernels. */
 typedef enum onepass_vector_level {
   ONEPASS_VECTOR_BEST = 0,     /* what this CPU has */
   ONEPASS_VECTOR_BASELINE = 1, /* SSE2 on x86-64, NEON on AArch64 */

@@ -489,10 +489,18 @@ ALWAYS_INLINE void loads_f64(f64v *v, const double *p, const int count) {
   UNROLL for (int j = 0; j < count; j++) v[j] = load_f64(p + j * LANES_F64);
 }
 ALWAYS_INLINE void stores_f32(float *p, const f32v *v, const int count, bool stream) {
-  UNROLL for (int j = 0; j < count; j++) store_f32(p + j * LANES_F32, v[j], stream);
+  if (stream) {
+    UNROLL for (int j = 0; j < count; j++) store_f32(p + j * LANES_F32, v[j], true);
+  } else {
+    UNROLL for (int j = 0; j < count; j++) store_f32(p + j * LANES_F32, v[j], false);
+  }
 }
 ALWAYS_INLINE void stores_f64(double *p, const f64v *v, const int count, bool stream) {
-  UNROLL for (int j = 0; j < count; j++) store_f64(p + j * LANES_F64, v[j], stream);
+  if (stream) {
+    UNROLL for (int j = 0; j < count; j++) store_f64(p + j * LANES_F64, v[j], true);
+  } else {
+    UNROLL for (int j = 0; j < count; j++) store_f64(p + j * LANES_F64, v[j], false);
+  }
 }
 
 #if defined(__ARM_NEON) && defined(__aarch64__)
@@ -540,6 +548,14 @@ ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool 
 
 #else
 
+ALWAYS_INLINE void stores_u16(uint16_t *p, const u16v *v, const int count, bool stream) {
+  if (stream) {
+    UNROLL for (int j = 0; j < count; j++) stream_bytes(p + j * LANES_F32, &v[j], sizeof v[j]);
+  } else {
+    UNROLL for (int j = 0; j < count; j++) * (u16v_any *)(p + j * LANES_F32) = v[j];
+  }
+}
+
 ALWAYS_INLINE void loads_bf16(f32v *v, const uint16_t *p, const int count) {
   UNROLL for (int j = 0; j < count; j++) v[j] = load_bf16(p + j * LANES_F32);
 }
@@ -547,10 +563,14 @@ ALWAYS_INLINE void loads_f16(f32v *v, const uint16_t *p, const int count) {
   UNROLL for (int j = 0; j < count; j++) v[j] = load_f16(p + j * LANES_F32);
 }
 ALWAYS_INLINE void stores_bf16(uint16_t *p, const f32v *v, const int count, bool stream) {
-  UNROLL for (int j = 0; j < count; j++) store_bf16(p + j * LANES_F32, v[j], stream);
+  u16v half[8];
+  UNROLL for (int j = 0; j < count; j++) half[j] = round_bf16(v[j]);
+  stores_u16(p, half, count, stream);
 }
 ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool stream) {
-  UNROLL for (int j = 0; j < count; j++) store_f16(p + j * LANES_F32, v[j], stream);
+  u16v half[8];
+  UNROLL for (int j = 0; j < count; j++) half[j] = round_f16(v[j]);
+  stores_u16(p, half, count, stream);
 }
 
 #endif
@@ -564,7 +584,7 @@ ALWAYS_INLINE void stores_f16(uint16_t *p, const f32v *v, const int count, bool 
 #define HAS_DOTS_f16 0
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define HAS_DOTS_bf16 1
-ALWAYS_INLINE f32v dot_bf16(f32v sum, uint16x8_t a, uint16x8_t b) {
+ALWAYS_INLINE f32v dot_halves(f32v sum, uint16x8_t a, uint16x8_t b) {
   return (f32v)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u16(a), vreinterpretq_bf16_u16(b));
 }
 ALWAYS_INLINE void add_dots_bf16(f32v *sum, f32v *squares, const uint16_t *p, bool absolute) {
@@ -572,18 +592,11 @@ ALWAYS_INLINE void add_dots_bf16(f32v *sum, f32v *squares, const uint16_t *p, bo
   uint16x8_t one = vdupq_n_u16(0x3f80);
   __asm__("" : "+w"(one)); /* GCC 12 takes a bf16 constant for an f16 one */
   const uint16x8_t added = absolute ? vbicq_u16(halves, vdupq_n_u16(0x8000)) : halves;
-  *sum = dot_bf16(*sum, added, one);
-  *squares = dot_bf16(*squares, halves, halves);
+  *sum = dot_halves(*sum, added, one);
+  *squares = dot_halves(*squares, halves, halves);
 }
 #else
 #define HAS_DOTS_bf16 0
 #endif
-
-/* Make streamed stores visible to other threads, before a task ends. */
-ALWAYS_INLINE void end_streams(void) {
-#if defined(__SSE2__)
-  _mm_sfence();
-#endif
-}
 
 #endif

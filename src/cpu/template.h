@@ -5,10 +5,8 @@
 
 #include "cpu/simd.h"
 
-#define JOIN2_(a, b)    a##b
-#define JOIN2(a, b)     JOIN2_(a, b)
-#define JOIN3_(a, b, c) a##_##b##_##c
-#define JOIN3(a, b, c)  JOIN3_(a, b, c)
+#define JOIN2_(a, b) a##b
+#define JOIN2(a, b)  JOIN2_(a, b)
 
 typedef float element_f32, scalar_f32;
 typedef double element_f64, scalar_f64;
@@ -20,20 +18,37 @@ typedef int64_t integer_f64;
 typedef i32v integers_f32;
 typedef i64v integers_f64;
 enum { lanes_f32 = LANES_F32, lanes_f64 = LANES_F64 };
+#define TYPE_f32 ONEPASS_TYPE_F32
+#define TYPE_f64 ONEPASS_TYPE_F64
+
+/* Whether a loop is there once and asks what to do every few vectors, rather than once for each answer: for the baseline
+ * of x86-64, which few CPUs are left to. */
+#if defined(__SSE2__) && !defined(__AVX2__)
+enum { ONE_COPY = 1 };
+#else
+enum { ONE_COPY = 0 };
+#endif
 
 /* Single elements, as sums have them. */
 ALWAYS_INLINE float get_f32(const float *p) { return *p; }
 ALWAYS_INLINE double get_f64(const double *p) { return *p; }
+#if defined(__F16C__)
+ALWAYS_INLINE float get_f16(const uint16_t *p) { return _cvtsh_ss(*p); }
+ALWAYS_INLINE void put_f16(uint16_t *p, float value) {
+  *p = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+}
+#else
 ALWAYS_INLINE float get_f16(const uint16_t *p) { return onepass_float_from_f16(*p); }
+ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
+#endif
 ALWAYS_INLINE float get_bf16(const uint16_t *p) { return onepass_float_from_bf16(*p); }
 
 ALWAYS_INLINE void put_f32(float *p, float value) { *p = value; }
 ALWAYS_INLINE void put_f64(double *p, double value) { *p = value; }
-ALWAYS_INLINE void put_f16(uint16_t *p, float value) { *p = onepass_f16_from_float(value); }
 ALWAYS_INLINE void put_bf16(uint16_t *p, float value) { *p = onepass_bf16_from_float(value); }
 
 /* Ask for the lines that a loop will reach a little later, and on AArch64, whose hardware looks less
- * far ahead, into the second-level cache for those it will reach much later (docs/performance.md).
+ * far ahead, into the second-level cache for those it will reach much later (docs/experiments.md).
  * Past the end it does no harm, but addresses that no page backs are slow to find out about, so
  * never ask for arbitrary ones. */
 ALWAYS_INLINE void prefetch_ahead(const void *p, int bytes) {

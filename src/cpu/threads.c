@@ -7,6 +7,9 @@
 #include <pthread.h>
 #include <unistd.h>
 #endif
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 static int64_t share_begin(int64_t count, int threads, int worker) {
   /* The first count % threads workers take one more, which cannot overflow as a product would. */
@@ -14,10 +17,20 @@ static int64_t share_begin(int64_t count, int threads, int worker) {
   return worker * each + (worker < more ? worker : more);
 }
 
+/* Stores that went past the caches are seen by other threads only behind a fence. One for each share is enough; one for
+ * each piece of a row waits for memory every time. */
+static void finish_streams(void) {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 static void do_share(onepass_task *task, void *context, int64_t count, int threads, int worker) {
   const int64_t begin = share_begin(count, threads, worker);
   const int64_t end = share_begin(count, threads, worker + 1);
-  if (begin < end) task(context, worker, begin, end);
+  if (begin == end) return;
+  task(context, worker, begin, end);
+  finish_streams();
 }
 
 #ifdef _OPENMP
@@ -54,6 +67,7 @@ typedef struct share {
 static void *start_share(void *argument) {
   const share *own = argument;
   own->task(own->context, own->worker, own->begin, own->end);
+  finish_streams();
   return NULL;
 }
 

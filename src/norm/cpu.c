@@ -4,7 +4,12 @@
 #include "cpu/threads.h"
 #include "norm/cpu_work.h"
 
-enum { ROWS_SUMMED = 64 }; /* rows whose dweight is summed before double takes over */
+enum {
+  ROWS_SUMMED = 64, /* rows whose dweight is summed before double takes over; whole batches */
+  BATCH = 16,       /* short rows that are in flight together */
+  SHORT_BACKWARD =
+      512 /* bytes of a row; for longer ones it counts more that reads and writes overlap */
+};
 
 /* ---- Pieces of rows -------------------------------------------------------------------------- */
 
@@ -230,7 +235,7 @@ static onepass_row_sums gather_backward_piece(const work *w, int64_t row, int64_
                                               int64_t count, char *scratch) {
   const onepass_norm_problem *p = w->problem;
   const pair both = read_pair(w, row, begin, count, false, scratch);
-  return p->kernels->gather_backward(both.x, both.dy, weight_at(p, w->buffers.weight, begin),
+  return p->kernels->gather_backward(p, both.x, both.dy, weight_at(p, w->buffers.weight, begin),
                                      saved_at(w, ONEPASS_ROLE_MEAN, row),
                                      saved_at(w, ONEPASS_ROLE_RSTD, row), count);
 }
@@ -286,11 +291,60 @@ static void expect_soon(const work *w, onepass_row_gradient *gradient, int64_t r
   gradient->soon_dy = row_start(w, ONEPASS_ROLE_DY, row, begin);
 }
 
+/* The first element of a row that is dense. */
+static char *dense_row(const work *w, onepass_role role, int64_t row) {
+  const onepass_norm_problem *p = w->problem;
+  return onepass_buffer(&w->buffers, role) +
+         onepass_walk_offset(&p->rows, role, row) * onepass_type_size(p->type);
+}
+
+/* Short rows spend their time on what comes once a row, so a batch of them is gathered, then applied. */
+static void backward_batch(const work *w, int64_t first, int64_t count,
+                           const weight_sums *weights) {
+  const onepass_norm_problem *p = w->problem;
+  const int64_t n = p->elements.count;
+  onepass_next_row rows[BATCH];
+  onepass_row_gradient gradients[BATCH];
+  for (int64_t i = 0; i < count; i++) {
+    onepass_row_sums sums = {0};
+    rows[i] = (onepass_next_row){
+        dense_row(w, ONEPASS_ROLE_X, first + i), dense_row(w, ONEPASS_ROLE_DY, first + i),
+        saved_at(w, ONEPASS_ROLE_MEAN, first + i), saved_at(w, ONEPASS_ROLE_RSTD, first + i)};
+    onepass_merge_backward(&sums,
+                           p->kernels->gather_backward(p, rows[i].x, rows[i].dy, w->buffers.weight,
+                                                       rows[i].mean, rows[i].rstd, n));
+    gradients[i] = onepass_gradient_of_row(p, sums, rows[i].mean, rows[i].rstd);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const onepass_next_row *soon = &rows[i + 1 < count ? i + 1 : i];
+    gradients[i].soon_x = soon->x;
+    gradients[i].soon_dy = soon->dy;
+    p->kernels->apply_backward(p, &gradients[i], dense_row(w, ONEPASS_ROLE_DX, first + i),
+                               rows[i].x, rows[i].dy, w->buffers.weight,
+                               recent_at(w, weights, 0, 0), recent_at(w, weights, 0, 1), n);
+  }
+}
+
+static void backward_short_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights) {
+  for (int64_t row = begin; row < end; row += BATCH) {
+    const int64_t count = onepass_least(end - row, BATCH);
+    backward_batch(w, row, count, weights);
+    weights->rows += count;
+    if (weights->rows == ROWS_SUMMED) add_recent(w, weights);
+  }
+  add_recent(w, weights);
+}
+
 /* Rows begin..end. Pieces of the next row are gathered between pieces of this one, so that reads
  * from memory and writes to it overlap. */
 static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights,
                                char *packed) {
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
+  const int64_t bytes = n * onepass_type_size(w->problem->type);
+  if (bytes <= SHORT_BACKWARD && !is_in_scratch(w->problem)) {
+    backward_short_rows(w, begin, end, weights);
+    return;
+  }
   onepass_row_sums next = {0};
   for (int64_t i = 0; i < n; i += piece) {
     onepass_merge_backward(&next,
@@ -335,15 +389,15 @@ static void backward_rows(void *context, int worker, int64_t begin, int64_t end)
 static void store_weight_gradient(const work *w, onepass_role role, int64_t begin,
                                   const double *values, int64_t count) {
   if (!onepass_has(&w->plan->layouts, role)) return;
+  const onepass_norm_problem *p = w->problem;
   const onepass_type type = w->plan->layouts.of[role].type;
   char *base = onepass_buffer(&w->buffers, role);
-  if (type == ONEPASS_TYPE_F32 && onepass_walk_is_dense(&w->problem->elements, role)) {
-    for (int64_t i = 0; i < count; i++) ((float *)base)[begin + i] = (float)values[i];
+  if (p->narrow_sums && onepass_walk_is_dense(&p->elements, role)) {
+    p->narrow_sums(base + begin * onepass_type_size(type), values, count);
     return;
   }
   for (int64_t i = 0; i < count; i++) {
-    onepass_store(type, base, onepass_walk_offset(&w->problem->elements, role, begin + i),
-                  values[i]);
+    onepass_store(type, base, onepass_walk_offset(&p->elements, role, begin + i), values[i]);
   }
 }
 
@@ -355,14 +409,19 @@ static void add_partials(void *context, int worker, int64_t begin, int64_t end) 
   const int64_t blocks = onepass_divide_up(w->problem->rows.count, w->problem->row_block);
   const double *partials = (const double *)(w->workspace + w->problem->partials_at);
   (void)worker;
-  for (int64_t i = begin; i < end; i++) {
-    double dweight = 0, dbias = 0;
+  enum { SOME = 512 }; /* whose sums stay in L1 */
+  double dweight[SOME], dbias[SOME];
+  for (int64_t first = begin; first < end; first += SOME) {
+    const int64_t count = onepass_least(end - first, SOME);
+    memset(dweight, 0, sizeof dweight);
+    memset(dbias, 0, sizeof dbias);
     for (int64_t block = 0; block < blocks; block++) {
-      dweight += partials[block * 2 * n + i];
-      dbias += partials[block * 2 * n + n + i];
+      const double *of_block = partials + block * 2 * n + first;
+      for (int64_t i = 0; i < count; i++) dweight[i] += of_block[i];
+      for (int64_t i = 0; i < count; i++) dbias[i] += of_block[n + i];
     }
-    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, i, &dweight, 1);
-    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, i, &dbias, 1);
+    store_weight_gradient(w, ONEPASS_ROLE_DWEIGHT, first, dweight, count);
+    store_weight_gradient(w, ONEPASS_ROLE_DBIAS, first, dbias, count);
   }
 }
 

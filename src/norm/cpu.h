@@ -95,8 +95,9 @@ typedef struct onepass_norm_kernels {
   void (*apply)(const onepass_norm_problem *problem, const onepass_row_scale *scale, void *y,
                 const void *x, const void *weight, const void *bias, int64_t count);
   /* The same backward. dweight and dbias, if not NULL, are added to, in the type of sums. */
-  onepass_row_sums (*gather_backward)(const void *x, const void *dy, const void *weight,
-                                      double mean, double rstd, int64_t count);
+  onepass_row_sums (*gather_backward)(const onepass_norm_problem *problem, const void *x,
+                                      const void *dy, const void *weight, double mean, double rstd,
+                                      int64_t count);
   void (*apply_backward)(const onepass_norm_problem *problem, const onepass_row_gradient *gradient,
                          void *dx, const void *x, const void *dy, const void *weight, void *dweight,
                          void *dbias, int64_t count);
@@ -106,8 +107,10 @@ typedef struct onepass_norm_kernels {
                                             const void *x, const void *dy, const void *weight,
                                             void *dweight, void *dbias, int64_t count,
                                             const onepass_next_row *next);
-  /* Weights as the kernels for weights in the type of sums want them; NULL for ABS. */
+  /* Weights of the elements' type in the type of sums; NULL for ABS. */
   void (*widen_weights)(void *to, const void *from, int64_t count);
+  /* Doubles in the elements' type, rounded once; NULL for ABS. */
+  void (*narrow_sums)(void *to, const double *sums, int64_t count);
   /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
    * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
   void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x,
@@ -117,15 +120,16 @@ typedef struct onepass_norm_kernels {
   /* Lanes of moments; cpu_lanes.h. `weight` and `bias` are one a position, or NULL. */
   void (*gather_lanes)(const void *x, const int64_t *at, int64_t count, int64_t width,
                        int64_t before, const onepass_lane_sums *sums, void *scratch);
-  void (*apply_lanes)(void *y, const int64_t *y_at, const void *x, const int64_t *x_at,
-                      int64_t count, int64_t width, const onepass_lane_scales *scales,
-                      const void *weight, const void *bias);
-  void (*gather_backward_lanes)(const void *x, const int64_t *x_at, const void *dy,
-                                const int64_t *dy_at, int64_t count, int64_t width,
-                                const onepass_lane_gradients *lanes, const void *weight,
-                                const onepass_lane_sums *sums, void *scratch);
-  void (*apply_backward_lanes)(void *dx, const int64_t *dx_at, const void *x, const int64_t *x_at,
-                               const void *dy, const int64_t *dy_at, int64_t count, int64_t width,
+  void (*apply_lanes)(const onepass_norm_problem *problem, void *y, const int64_t *y_at,
+                      const void *x, const int64_t *x_at, int64_t count, int64_t width,
+                      const onepass_lane_scales *scales, const void *weight, const void *bias);
+  void (*gather_backward_lanes)(const onepass_norm_problem *problem, const void *x,
+                                const int64_t *x_at, const void *dy, const int64_t *dy_at,
+                                int64_t count, int64_t width, const onepass_lane_gradients *lanes,
+                                const void *weight, const onepass_lane_sums *sums, void *scratch);
+  void (*apply_backward_lanes)(const onepass_norm_problem *problem, void *dx, const int64_t *dx_at,
+                               const void *x, const int64_t *x_at, const void *dy,
+                               const int64_t *dy_at, int64_t count, int64_t width,
                                const onepass_lane_gradients *lanes, const void *weight);
   /* Fusions; cpu_stage.h. */
   void (*stage)(void *to, const void *x, const void *residual, void *sum, int64_t count);
@@ -136,10 +140,10 @@ typedef struct onepass_norm_kernels {
 
 enum { ONEPASS_COLUMN_SCRATCH = 4 };
 
-/* The kernels for a statistic, an element type and a weight type, at each level this build has. */
+/* The kernels for a statistic and an element type, at each level this build has; NULL if those of the level below are as
+ * fast. Weights are as the problem says they are held: in that type, or in the type of sums. */
 typedef const onepass_norm_kernels *onepass_norm_kernels_at_level(onepass_statistic statistic,
-                                                                  onepass_type type,
-                                                                  onepass_type weight_type);
+                                                                  onepass_type type);
 onepass_norm_kernels_at_level onepass_norm_kernels_sse2, onepass_norm_kernels_avx2,
     onepass_norm_kernels_avx512, onepass_norm_kernels_neon, onepass_norm_kernels_neon_bf16,
     onepass_norm_kernels_generic;

@@ -4,9 +4,6 @@
 #define BLOCK (2 * W > 16 ? 2 * W : 16)
 #define U     (BLOCK / W)
 
-#define WEIGHT_AT(i)  (has_weight ? weight + (i) : NULL)
-#define SUMS_AT(p, i) (sum_weights ? (p) + (i) : NULL)
-
 typedef struct NAME(products) {
   V a, b, c;
 } NAME(products);
@@ -30,11 +27,11 @@ typedef struct NAME(gradient) {
 ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, const bool centered,
                                          const bool has_weight, NAME(products) * sums,
                                          const NAME(saved) * saved, const T *x, const T *dy,
-                                         const WT *weight) {
+                                         NAME(weights) weights, int64_t at) {
   V v[U], g[U], w[U] = {0};
-  LOADS(v, x, U);
-  LOADS(g, dy, U);
-  if (has_weight) LOADSW(w, weight, U);
+  LOADS(v, x + at, U);
+  LOADS(g, dy + at, U);
+  if (has_weight) NAME(load_weights)(w, weights.weight, weights.wide, at, U);
   if (statistic == ONEPASS_STATISTIC_ABS) {
     sums->b += NAME(dot)(g, v, U);
     UNROLL for (int j = 0; j < U; j++) v[j] = ABS(v[j]);
@@ -53,13 +50,13 @@ ALWAYS_INLINE void NAME(gather_products)(const onepass_statistic statistic, cons
 /* Elements begin..n, vector by vector, the last ones as part of a vector. */
 ALWAYS_INLINE NAME(products)
     NAME(gather_products_rest)(onepass_statistic statistic, bool centered, bool has_weight,
-                               const NAME(saved) * saved, const T *x, const T *dy, const WT *weight,
-                               int64_t begin, int64_t n) {
+                               const NAME(saved) * saved, const T *x, const T *dy,
+                               NAME(weights) weights, int64_t begin, int64_t n) {
   NAME(products) sums = {0};
   for (int64_t i = begin; i < n; i += W) {
     const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
     V v = NAME(load_of)(x, at, n), g = NAME(load_of)(dy, at, n);
-    if (has_weight) g *= NAME(load_weights_of)(weight, at, n);
+    if (has_weight) g *= NAME(load_weights_of)(weights.weight, weights.wide, at, n);
     if (centered) v = (v - saved->mean) * saved->rstd;
     v = ONLY(v, i - at, n - at);
     g = ONLY(g, i - at, n - at);
@@ -90,27 +87,26 @@ ALWAYS_INLINE V NAME(gradient_vector)(const onepass_statistic statistic, const b
 }
 
 ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const bool centered,
-                                        const bool has_weight, const bool sum_weights,
-                                        const bool stream, const NAME(gradient) * r, T *dx,
-                                        const T *x, const T *dy, const WT *weight, C *dweight,
-                                        C *dbias) {
+                                        const bool has_weight, const bool sum_weights, bool stream,
+                                        const NAME(gradient) * r, T *dx, const T *x, const T *dy,
+                                        NAME(weights) weights, C *dweight, C *dbias, int64_t at) {
   V v[U], d[U], w[U] = {0}, dw[U] = {0},
                 db[U] = {0}; /* whole arrays at a time, so that loads and stores pair up */
-  LOADS(v, x, U);
-  LOADS(d, dy, U);
-  if (has_weight) LOADSW(w, weight, U);
+  LOADS(v, x + at, U);
+  LOADS(d, dy + at, U);
+  if (has_weight) NAME(load_weights)(w, weights.weight, weights.wide, at, U);
   if (sum_weights) {
-    LOADSC(dw, dweight, U);
-    LOADSC(db, dbias, U);
+    LOADSC(dw, dweight + at, U);
+    LOADSC(db, dbias + at, U);
   }
   UNROLL for (int j = 0; j < U; j++) {
     v[j] = NAME(gradient_vector)(statistic, centered, has_weight, sum_weights, r, v[j], d[j], w[j],
                                  &dw[j], &db[j]);
   }
-  STORES(dx, v, U, stream);
+  STORES(dx + at, v, U, stream);
   if (sum_weights) {
-    STORESC(dweight, dw, U, false);
-    STORESC(dbias, db, U, false);
+    STORESC(dweight + at, dw, U, false);
+    STORESC(dbias + at, db, U, false);
   }
 }
 
@@ -119,12 +115,12 @@ ALWAYS_INLINE void NAME(apply_gradient)(const onepass_statistic statistic, const
 ALWAYS_INLINE void NAME(apply_gradient_rest)(onepass_statistic statistic, bool centered,
                                              bool has_weight, bool sum_weights,
                                              const NAME(gradient) * r, T *dx, const T *x,
-                                             const T *dy, const WT *weight, C *dweight, C *dbias,
-                                             int64_t begin, int64_t end, int64_t n) {
+                                             const T *dy, NAME(weights) weights, C *dweight,
+                                             C *dbias, int64_t begin, int64_t end, int64_t n) {
   for (int64_t i = begin; i < end; i += W) {
     const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
     const int64_t from = i - at, to = end - at < W ? end - at : W;
-    const V w = has_weight ? NAME(load_weights_of)(weight, at, n) : (V){0};
+    const V w = has_weight ? NAME(load_weights_of)(weights.weight, weights.wide, at, n) : (V){0};
     V dw = {0}, db = {0};
     if (sum_weights) {
       dw = NAME(load_sums_of)(dweight, at, n);
@@ -149,8 +145,8 @@ ALWAYS_INLINE onepass_row_sums NAME(row_sums_of)(const bool centered, const NAME
 ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statistic statistic,
                                                            const bool centered,
                                                            const bool has_weight, const T *x,
-                                                           const T *dy, const WT *weight, C mean,
-                                                           C rstd, int64_t count) {
+                                                           const T *dy, NAME(weights) weights,
+                                                           C mean, C rstd, int64_t count) {
   NAME(products) sums = {0};
   const NAME(saved) given = {ALL(mean), ALL(rstd)}, saved = given; /* saved stays in registers */
   int64_t i = 0;
@@ -158,11 +154,11 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_backward_chunk)(const onepass_statist
     prefetch_ahead(x + i, BLOCK * sizeof(T));
     prefetch_ahead(dy + i, BLOCK * sizeof(T));
     NAME(gather_products)
-    (statistic, centered, has_weight, &sums, &saved, x + i, dy + i, WEIGHT_AT(i));
+    (statistic, centered, has_weight, &sums, &saved, x, dy, weights, i);
   }
   if (i < count) {
     const NAME(products) rest = NAME(gather_products_rest)(statistic, centered, has_weight, &given,
-                                                           x, dy, weight, i, count);
+                                                           x, dy, weights, i, count);
     NAME(add_products)(&sums, &rest);
   }
   return NAME(row_sums_of)(centered, &sums);
@@ -194,10 +190,10 @@ static void NAME(divide_gradient)(T *dx, const T *x, const T *dy, int64_t count,
 
 ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
                                               const bool centered, const bool has_weight,
-                                              const bool sum_weights, const bool stream,
+                                              const bool sum_weights, bool stream,
                                               const onepass_row_gradient *row, T *dx, const T *x,
-                                              const T *dy, const WT *weight, C *dweight, C *dbias,
-                                              int64_t count) {
+                                              const T *dy, NAME(weights) weights, C *dweight,
+                                              C *dbias, int64_t count) {
   if (statistic == ONEPASS_STATISTIC_ABS && row->exact) {
     NAME(divide_gradient)(dx, x, dy, count, row);
     return;
@@ -207,19 +203,19 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
   int64_t i = head < count ? head : count;
   if (i) {
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, 0, i,
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weights, dweight, dbias, 0, i,
      count);
   }
   for (; i + BLOCK <= count; i += BLOCK) {
     prefetch_soon((const T *)row->soon_x + i, BLOCK * sizeof(T));
     prefetch_soon((const T *)row->soon_dy + i, BLOCK * sizeof(T));
     NAME(apply_gradient)
-    (statistic, centered, has_weight, sum_weights, stream, &r, dx + i, x + i, dy + i, WEIGHT_AT(i),
-     SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+    (statistic, centered, has_weight, sum_weights, stream, &r, dx, x, dy, weights, dweight, dbias,
+     i);
   }
   if (i < count) {
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i,
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weights, dweight, dbias, i,
      count, count);
   }
 }
@@ -229,7 +225,7 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
     const onepass_statistic statistic, const bool centered, const bool has_weight,
     const bool sum_weights, const onepass_row_gradient *row, T *dx, const T *x, const T *dy,
-    const WT *weight, C *dweight, C *dbias, int64_t count, const onepass_next_row *next) {
+    NAME(weights) weights, C *dweight, C *dbias, int64_t count, const onepass_next_row *next) {
   const NAME(gradient) given = NAME(gradient_of)(row), r = given;
   const NAME(saved) given_saved = {ALL((C)next->mean), ALL((C)next->rstd)}, saved = given_saved;
   const T *next_x = next->x, *next_dy = next->dy;
@@ -239,17 +235,17 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
     prefetch_ahead(next_x + i, BLOCK * sizeof(T));
     prefetch_ahead(next_dy + i, BLOCK * sizeof(T));
     NAME(gather_products)
-    (statistic, centered, has_weight, &sums, &saved, next_x + i, next_dy + i, WEIGHT_AT(i));
+    (statistic, centered, has_weight, &sums, &saved, next_x, next_dy, weights, i);
     NAME(apply_gradient)
-    (statistic, centered, has_weight, sum_weights, false, &r, dx + i, x + i, dy + i, WEIGHT_AT(i),
-     SUMS_AT(dweight, i), SUMS_AT(dbias, i));
+    (statistic, centered, has_weight, sum_weights, false, &r, dx, x, dy, weights, dweight, dbias,
+     i);
   }
   if (i < count) {
     const NAME(products) rest = NAME(gather_products_rest)(
-        statistic, centered, has_weight, &given_saved, next_x, next_dy, weight, i, count);
+        statistic, centered, has_weight, &given_saved, next_x, next_dy, weights, i, count);
     NAME(add_products)(&sums, &rest);
     NAME(apply_gradient_rest)
-    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weight, dweight, dbias, i,
+    (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weights, dweight, dbias, i,
      count, count);
   }
   return NAME(row_sums_of)(centered, &sums);
@@ -257,19 +253,24 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_backward)(
 
 /* ---- The same with run-time choices made constants ------------------------------------------- */
 
-static onepass_row_sums NAME(gather_backward_abs)(const void *x, const void *dy, const void *weight,
-                                                  double mean, double rstd, int64_t count) {
-  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_ABS, false, false, x, dy, weight, (C)mean,
-                                     (C)rstd, count);
+static onepass_row_sums NAME(gather_backward_abs)(const onepass_norm_problem *p, const void *x,
+                                                  const void *dy, const void *weight, double mean,
+                                                  double rstd, int64_t count) {
+  (void)p, (void)weight, (void)mean, (void)rstd;
+  return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_ABS, false, false, x, dy, (NAME(weights)){0},
+                                     0, 0, count);
 }
 
-static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void *dy,
-                                                      const void *weight, double mean, double rstd,
-                                                      int64_t count) {
+static onepass_row_sums NAME(gather_backward_moments)(const onepass_norm_problem *p, const void *x,
+                                                      const void *dy, const void *weight,
+                                                      double mean, double rstd, int64_t count) {
+  const NAME(weights) weights = NAME(weights_of)(p, weight, NULL);
 #define GATHER(centered, has_weight)                                                         \
   return NAME(gather_backward_chunk)(ONEPASS_STATISTIC_MOMENTS, centered, has_weight, x, dy, \
-                                     weight, (C)mean, (C)rstd, count)
-  if (onepass_is_delicate(mean, rstd)) {
+                                     weights, (C)mean, (C)rstd, count)
+  const bool delicate = onepass_is_delicate(mean, rstd);
+  if (ONE_COPY) GATHER(delicate, weight != NULL);
+  if (delicate) {
     if (weight) GATHER(true, true);
     GATHER(true, false);
   }
@@ -278,39 +279,43 @@ static onepass_row_sums NAME(gather_backward_moments)(const void *x, const void 
 #undef GATHER
 }
 
-#define WITH_CONSTANT_STREAM(...)                                                                  \
-  if (ONEPASS_HAS_STREAMS && p->stream) {                                                          \
-    NAME(apply_gradient_chunk)(__VA_ARGS__, true, row, dx, x, dy, weight, dweight, dbias, count);  \
-    end_streams();                                                                                 \
-  } else {                                                                                         \
-    NAME(apply_gradient_chunk)(__VA_ARGS__, false, row, dx, x, dy, weight, dweight, dbias, count); \
-  }
-#define WITH_CONSTANT_CENTERED(...)                                     \
-  if (row->centered) {                                                  \
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, true, __VA_ARGS__)  \
-  } else {                                                              \
-    WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_MOMENTS, false, __VA_ARGS__) \
-  }
-
 static void NAME(apply_backward_abs)(const onepass_norm_problem *p, const onepass_row_gradient *row,
                                      void *dx, const void *x, const void *dy, const void *weight,
                                      void *dweight, void *dbias, int64_t count) {
-  WITH_CONSTANT_STREAM(ONEPASS_STATISTIC_ABS, false, false, false)
+  (void)weight;
+  NAME(apply_gradient_chunk)
+  (ONEPASS_STATISTIC_ABS, false, false, false, STREAMS(p), row, dx, x, dy, (NAME(weights)){0},
+   dweight, dbias, count);
 }
 
 static void NAME(apply_backward_moments)(const onepass_norm_problem *p,
                                          const onepass_row_gradient *row, void *dx, const void *x,
                                          const void *dy, const void *weight, void *dweight,
                                          void *dbias, int64_t count) {
-  if (weight && dweight) {
-    WITH_CONSTANT_CENTERED(true, true)
-  } else if (weight) {
-    WITH_CONSTANT_CENTERED(true, false)
-  } else if (dweight) {
-    WITH_CONSTANT_CENTERED(false, true)
-  } else {
-    WITH_CONSTANT_CENTERED(false, false)
+  const NAME(weights) weights = NAME(weights_of)(p, weight, NULL);
+#define APPLY(centered, has_weight, sum_weights)                                             \
+  NAME(apply_gradient_chunk)                                                                 \
+  (ONEPASS_STATISTIC_MOMENTS, centered, has_weight, sum_weights, STREAMS(p), row, dx, x, dy, \
+   weights, dweight, dbias, count)
+#define APPLY_CENTERED_OR_NOT(...) \
+  if (row->centered) {             \
+    APPLY(true, __VA_ARGS__);      \
+  } else {                         \
+    APPLY(false, __VA_ARGS__);     \
   }
+  if (ONE_COPY) {
+    APPLY(row->centered, weight != NULL, dweight != NULL);
+  } else if (weight && dweight) {
+    APPLY_CENTERED_OR_NOT(true, true)
+  } else if (weight) {
+    APPLY_CENTERED_OR_NOT(true, false)
+  } else if (dweight) {
+    APPLY_CENTERED_OR_NOT(false, true)
+  } else {
+    APPLY_CENTERED_OR_NOT(false, false)
+  }
+#undef APPLY_CENTERED_OR_NOT
+#undef APPLY
 }
 
 /* Together in one loop where both rows are of one kind and nothing is streamed, else one after the
@@ -321,12 +326,12 @@ static onepass_row_sums NAME(apply_gather_backward_abs)(const onepass_norm_probl
                                                         const void *weight, void *dweight,
                                                         void *dbias, int64_t count,
                                                         const onepass_next_row *next) {
-  if (row->exact || (ONEPASS_HAS_STREAMS && p->stream)) {
+  if (row->exact || STREAMS(p)) {
     NAME(apply_backward_abs)(p, row, dx, x, dy, weight, dweight, dbias, count);
-    return NAME(gather_backward_abs)(next->x, next->dy, weight, 0, 0, count);
+    return NAME(gather_backward_abs)(p, next->x, next->dy, weight, 0, 0, count);
   }
   return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_ABS, false, false, false, row, dx, x, dy,
-                                         weight, dweight, dbias, count, next);
+                                         (NAME(weights)){0}, dweight, dbias, count, next);
 }
 
 static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_problem *p,
@@ -336,14 +341,17 @@ static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_p
                                                             void *dbias, int64_t count,
                                                             const onepass_next_row *next) {
   const bool next_centered = onepass_is_delicate(next->mean, next->rstd);
-  if (row->centered || next_centered || (ONEPASS_HAS_STREAMS && p->stream)) {
+  if (row->centered || next_centered || STREAMS(p)) {
     NAME(apply_backward_moments)(p, row, dx, x, dy, weight, dweight, dbias, count);
-    return NAME(gather_backward_moments)(next->x, next->dy, weight, next->mean, next->rstd, count);
+    return NAME(gather_backward_moments)(p, next->x, next->dy, weight, next->mean, next->rstd,
+                                         count);
   }
-#define TOGETHER(has_weight, sum_weights)                                                     \
-  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_MOMENTS, false, has_weight,        \
-                                         sum_weights, row, dx, x, dy, weight, dweight, dbias, \
+  const NAME(weights) weights = NAME(weights_of)(p, weight, NULL);
+#define TOGETHER(has_weight, sum_weights)                                                      \
+  return NAME(apply_and_gather_backward)(ONEPASS_STATISTIC_MOMENTS, false, has_weight,         \
+                                         sum_weights, row, dx, x, dy, weights, dweight, dbias, \
                                          count, next)
+  if (ONE_COPY) TOGETHER(weight != NULL, dweight != NULL);
   if (weight && dweight) TOGETHER(true, true);
   if (weight) TOGETHER(true, false);
   if (dweight) TOGETHER(false, true);
@@ -351,9 +359,5 @@ static onepass_row_sums NAME(apply_gather_backward_moments)(const onepass_norm_p
 #undef TOGETHER
 }
 
-#undef WITH_CONSTANT_CENTERED
-#undef WITH_CONSTANT_STREAM
-#undef WEIGHT_AT
-#undef SUMS_AT
 #undef BLOCK
 #undef U

@@ -343,7 +343,8 @@ static pair read_pair(const work *w, const cell *c, int64_t begin, int64_t count
 static onepass_row_sums gather_backward_chunk(const work *w, const cell *c, int64_t begin,
                                               int64_t count, char *scratch) {
   const pair both = read_pair(w, c, begin, count, scratch);
-  return w->problem->kernels->gather_backward(both.x, both.dy, NULL, c->mean, c->rstd, count);
+  return w->problem->kernels->gather_backward(w->problem, both.x, both.dy, NULL, c->mean, c->rstd,
+                                              count);
 }
 
 static void apply_backward_cell(const work *w, int64_t number, int64_t begin, int64_t end,

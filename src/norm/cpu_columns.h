@@ -3,8 +3,7 @@
  *
  * A strip of `width` neighbouring rows is read element by element: its elements k are dense in
  * memory, those k + 1 are a stride away. Sums are per lane, in groups of 128 elements that are
- * added in double, and the strip is narrow enough to be still in the cache when it is read again
- * for the scale. */
+ * added in double. The strip is read twice, for its sums and to be scaled. */
 
 enum { NAME(group) = 128 };
 
@@ -72,6 +71,29 @@ ALWAYS_INLINE void NAME(gather_strip)(const bool with_products, const NAME(strip
   }
 }
 
+/* Lanes of rows that 1 / denominator is no factor for are divided: those alone, so that no row's bits depend on which others
+ * are in its strip. */
+NEVER_INLINE V NAME(divide_lanes)(V scaled, V x, const double *denominators, int64_t count) {
+  for (int64_t lane = 0; lane < count; lane++) {
+    if (!onepass_needs_division(JOIN2(TYPE_, SUMS), denominators[lane])) continue;
+    scaled[lane] = (C)((double)x[lane] / denominators[lane]);
+  }
+  return scaled;
+}
+
+NEVER_INLINE V NAME(divide_gradient_lanes)(V scaled, const T *x, const T *dy, const NAME(strip) * s,
+                                           int64_t first, int64_t count) {
+  for (int64_t lane = 0; lane < count; lane++) {
+    const onepass_row_gradient row = {.denominator = s->total[first + lane],
+                                      .slope = s->total_products[first + lane]};
+    if (!onepass_needs_division(JOIN2(TYPE_, SUMS), row.denominator)) continue;
+    T divided;
+    NAME(divide_gradient)(&divided, x + lane, dy + lane, 1, &row);
+    scaled[lane] = GET(&divided);
+  }
+  return scaled;
+}
+
 static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_start,
                                       const void *x_start, int64_t width, double *scratch) {
   const T *x = x_start;
@@ -91,14 +113,11 @@ static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_sta
   for (int64_t k = 0; k < n; k++) {
     const T *from = x + k * x_stride;
     T *to = y + k * y_stride;
-    if (exact) {
-      for (int64_t j = 0; j < width; j++) {
-        PUT(to + j, (C)((double)GET(from + j) / s.total[j]));
-      }
-      continue;
-    }
     FOR_EACH_VECTOR(width, {
-      NAME(store_some)(to + j, NAME(load_of)(from + j, 0, here) * LOADC(s.sums + j), here);
+      const V v = NAME(load_of)(from + j, 0, here);
+      V scaled = v * LOADC(s.sums + j);
+      if (exact) scaled = NAME(divide_lanes)(scaled, v, s.total + j, here);
+      NAME(store_some)(to + j, scaled, here);
     })
   }
 }
@@ -127,17 +146,12 @@ static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_s
   for (int64_t k = 0; k < n; k++) {
     const T *from = x + k * x_stride, *grad = dy + k * dy_stride;
     T *to = dx + k * dx_stride;
-    if (exact) {
-      for (int64_t j = 0; j < width; j++) {
-        const onepass_row_gradient row = {.denominator = s.total[j], .slope = s.total_products[j]};
-        NAME(divide_gradient)(to + j, from + j, grad + j, 1, &row);
-      }
-      continue;
-    }
     FOR_EACH_VECTOR(width, {
       const V d = NAME(load_of)(grad + j, 0, here);
       const V sign = SIGNED(ALL(1), NAME(load_of)(from + j, 0, here));
-      NAME(store_some)(to + j, FMA(d, LOADC(s.sums + j), -sign * LOADC(s.products + j)), here);
+      V scaled = FMA(d, LOADC(s.sums + j), -sign * LOADC(s.products + j));
+      if (exact) scaled = NAME(divide_gradient_lanes)(scaled, from + j, grad + j, &s, j, here);
+      NAME(store_some)(to + j, scaled, here);
     })
   }
 }

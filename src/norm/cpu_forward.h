@@ -12,25 +12,22 @@
 /* Sums below this may lack what is subnormal. */
 #define LEAST_DOTS (JOIN2(HAS_DOTS_, ELEMENT) ? 0x1p-100 : 0)
 
-#define WEIGHT_AT(i) (affine & 1 ? weight + (i) : NULL)
-#define BIAS_AT(i)   (affine & 2 ? bias + (i) : NULL)
-
-typedef struct NAME(lanes) {
+typedef struct NAME(sums) {
   V a, b;
-} NAME(lanes);
+} NAME(sums);
 
 typedef struct NAME(scale) {
   V shift, scale, offset;
 } NAME(scale);
 
-ALWAYS_INLINE void NAME(add_lanes)(NAME(lanes) * lanes, const NAME(lanes) * more) {
+ALWAYS_INLINE void NAME(add_lanes)(NAME(sums) * lanes, const NAME(sums) * more) {
   lanes->a += more->a;
   lanes->b += more->b;
 }
 
 /* centered: sums of deviations from `shift`, otherwise of the elements themselves. */
 ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const bool centered,
-                                      NAME(lanes) * lanes, const T *x, V shift) {
+                                      NAME(sums) * lanes, const T *x, V shift) {
 #if JOIN2(HAS_DOTS_, ELEMENT)
   if (!centered) {
     UNROLL for (int j = 0; j < BLOCK; j += 2 * W) {
@@ -51,9 +48,9 @@ ALWAYS_INLINE void NAME(gather_block)(const onepass_statistic statistic, const b
 
 /* Finish the sums of a chunk whose elements before `begin` are in `lanes` and, the last of them, in
  * `run`: in the order in which a chunk is always summed, whatever else is done along with it. */
-ALWAYS_INLINE NAME(lanes)
-    NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(lanes) lanes,
-                      NAME(lanes) run, const T *x, C shift, int64_t begin, int64_t n) {
+ALWAYS_INLINE NAME(sums)
+    NAME(gather_rest)(onepass_statistic statistic, bool centered, NAME(sums) lanes, NAME(sums) run,
+                      const T *x, C shift, int64_t begin, int64_t n) {
   int64_t i = begin;
   for (; i + BLOCK <= n; i += BLOCK) {
     if (statistic == ONEPASS_STATISTIC_ABS) {
@@ -64,7 +61,7 @@ ALWAYS_INLINE NAME(lanes)
       NAME(gather_block)(ONEPASS_STATISTIC_MOMENTS, false, &run, x + i, ALL(0));
     }
   }
-  NAME(lanes) rest = {0};
+  NAME(sums) rest = {0};
   for (; i < n; i += W) {
     const int64_t at = i + W <= n ? i : NAME(last_vector)(n);
     V v = NAME(load_of)(x, at, n);
@@ -89,32 +86,33 @@ ALWAYS_INLINE V NAME(apply_vector)(const onepass_statistic statistic, const bool
 }
 
 ALWAYS_INLINE void NAME(apply_block)(const onepass_statistic statistic, const bool centered,
-                                     const int affine, const bool stream, const NAME(scale) * s,
-                                     T *y, const T *x, const WT *weight, const WT *bias) {
+                                     const int affine, bool stream, const NAME(scale) * s, T *y,
+                                     const T *x, NAME(weights) weights, int64_t at) {
   UNROLL for (int k = 0; k < U; k += G) { /* groups small enough for the registers */
     V v[G], w[G] = {0}, b[G] = {0};       /* whole arrays at a time, so that loads pair up */
-    LOADS(v, x + k * W, G);
-    if (affine & 1) LOADSW(w, weight + k * W, G);
-    if (affine & 2) LOADSW(b, bias + k * W, G);
+    LOADS(v, x + at + k * W, G);
+    if (affine & 1) NAME(load_weights)(w, weights.weight, weights.wide, at + k * W, G);
+    if (affine & 2) NAME(load_weights)(b, weights.bias, weights.wide, at + k * W, G);
     UNROLL for (int j = 0; j < G; j++) {
       v[j] = NAME(apply_vector)(statistic, centered, affine, s, v[j], w[j], b[j]);
     }
-    STORES(y + k * W, v, G, stream);
+    STORES(y + at + k * W, v, G, stream);
   }
 }
 
 /* Elements begin..end of n, vector by vector. Fewer than a vector are done as part of one: what it
  * has too much of is not stored. */
 ALWAYS_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, int affine,
-                                    const NAME(scale) * s, T *y, const T *x, const WT *weight,
-                                    const WT *bias, int64_t begin, int64_t end, int64_t n) {
+                                    const NAME(scale) * s, T *y, const T *x, NAME(weights) weights,
+                                    int64_t begin, int64_t end, int64_t n) {
   const V none = {0};
   for (int64_t i = begin; i < end; i += W) {
     const bool whole = i + W <= end;
     const int64_t at = whole || i + W <= n ? i : NAME(last_vector)(n);
-    const V v = NAME(apply_vector)(statistic, centered, affine, s, NAME(load_of)(x, at, n),
-                                   affine & 1 ? NAME(load_weights_of)(weight, at, n) : none,
-                                   affine & 2 ? NAME(load_weights_of)(bias, at, n) : none);
+    const bool wide = weights.wide;
+    const V w = affine & 1 ? NAME(load_weights_of)(weights.weight, wide, at, n) : none;
+    const V b = affine & 2 ? NAME(load_weights_of)(weights.bias, wide, at, n) : none;
+    const V v = NAME(apply_vector)(statistic, centered, affine, s, NAME(load_of)(x, at, n), w, b);
     if (whole) {
       STORE(y + i, v, false);
     } else {
@@ -126,12 +124,12 @@ ALWAYS_INLINE void NAME(apply_rest)(onepass_statistic statistic, bool centered, 
 /* Gather a chunk of the next row and apply this row's scale to as many elements, block by block:
  * reads from memory and writes to it overlap, as in a copy. Without `apply` or `gather` it does one
  * of them; without `gather` it fetches from `next` what comes soon. */
-ALWAYS_INLINE NAME(lanes)
+ALWAYS_INLINE NAME(sums)
     NAME(do_chunk)(const onepass_statistic statistic, const bool centered, const int affine,
-                   const bool stream, const bool gather, const bool apply, const T *next,
+                   bool stream, const bool gather, const bool apply, const T *next,
                    int64_t gather_count, C shift, const NAME(scale) * s, T *y, const T *x,
-                   const WT *weight, const WT *bias, int64_t apply_count) {
-  NAME(lanes) lanes = {0}, run = {0};
+                   NAME(weights) weights, int64_t apply_count) {
+  NAME(sums) lanes = {0}, run = {0};
   const NAME(scale) own = *s; /* a copy whose address nobody has stays in registers */
   const int64_t gather_end = gather_count / BLOCK * BLOCK, apply_end = apply_count / BLOCK * BLOCK;
   const int64_t end = !gather                            ? apply_end
@@ -148,18 +146,18 @@ ALWAYS_INLINE NAME(lanes)
       if (!gather) prefetch_soon(next + i, BLOCK * sizeof(T));
       if (apply) {
         NAME(apply_block)
-        (statistic, centered, affine, stream, &own, y + i, x + i, WEIGHT_AT(i), BIAS_AT(i));
+        (statistic, centered, affine, stream, &own, y, x, weights, i);
       }
     }
     if (gather && i % RUN == 0) {
       NAME(add_lanes)(&lanes, &run);
-      run = (NAME(lanes)){0};
+      run = (NAME(sums)){0};
     }
   }
   /* Where y is not aligned the two counts differ by less than a block. */
   if (apply && i < apply_count) {
     NAME(apply_rest)
-    (statistic, centered, affine, s, y, x, weight, bias, i, apply_count, apply_count);
+    (statistic, centered, affine, s, y, x, weights, i, apply_count, apply_count);
   }
   if (!gather) return lanes;
   if (i == gather_count) {
@@ -171,17 +169,17 @@ ALWAYS_INLINE NAME(lanes)
 
 /* ---- The sums of a chunk --------------------------------------------------------------------- */
 
-ALWAYS_INLINE NAME(lanes) NAME(gather_only)(const onepass_statistic statistic, const bool centered,
-                                            const T *x, int64_t count, C shift) {
+ALWAYS_INLINE NAME(sums) NAME(gather_only)(const onepass_statistic statistic, const bool centered,
+                                           const T *x, int64_t count, C shift) {
   const NAME(scale) none = {0};
   return NAME(do_chunk)(statistic, centered, 0, false, true, false, x, count, shift, &none, NULL,
-                        NULL, NULL, NULL, 0);
+                        NULL, (NAME(weights)){0}, 0);
 }
 
 /* The mean and the sum of squares about it, from sums about `shift`. `lossy` is set if the mean is
  * so far from the shift that subtracting its square loses more than two bits (of few elements:
  * one), or if the squares overflow or are too small to be trusted. */
-ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(lanes) * lanes, C shift, int64_t count,
+ALWAYS_INLINE onepass_row_sums NAME(moments_of)(const NAME(sums) * lanes, C shift, int64_t count,
                                                 bool *lossy) {
   const double n = (double)count, sum = (double)FOLD(lanes->a);
   const double of_mean = sum * sum / n, squares = (double)FOLD(lanes->b) - of_mean;
@@ -212,7 +210,7 @@ NEVER_INLINE onepass_row_sums NAME(moments_in_double)(const T *x, int64_t count)
 }
 
 NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C shift) {
-  const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
+  const NAME(sums) lanes = NAME(gather_only)(ONEPASS_STATISTIC_MOMENTS, true, x, count, shift);
   bool lossy;
   const onepass_row_sums sums = NAME(moments_of)(&lanes, shift, count, &lossy);
   return sums.b < INFINITY ? sums : NAME(moments_in_double)(x, count);
@@ -220,14 +218,14 @@ NEVER_INLINE onepass_row_sums NAME(moments_about)(const T *x, int64_t count, C s
 
 /* The sum of |x| where some are so small that a sum of dots leaves them out. */
 NEVER_INLINE double NAME(small_sum)(const T *x, int64_t count) {
-  const NAME(lanes) lanes = NAME(gather_only)(ONEPASS_STATISTIC_ABS, true, x, count, 0);
+  const NAME(sums) lanes = NAME(gather_only)(ONEPASS_STATISTIC_ABS, true, x, count, 0);
   return (double)FOLD(lanes.a);
 }
 
 /* The sums of a chunk from its lanes; gathers again, from the cache, where they lost too much. */
 ALWAYS_INLINE onepass_row_sums NAME(chunk_sums)(const onepass_statistic statistic,
-                                                const NAME(lanes) * lanes, const T *x,
-                                                int64_t count, C shift) {
+                                                const NAME(sums) * lanes, const T *x, int64_t count,
+                                                C shift) {
   if (statistic == ONEPASS_STATISTIC_ABS) {
     const double sum = (double)FOLD(lanes->a);
     return (onepass_row_sums){.a = sum < LEAST_DOTS ? NAME(small_sum)(x, count) : sum};
@@ -243,9 +241,9 @@ ALWAYS_INLINE bool NAME(look_ahead)(const onepass_statistic statistic, const T *
                                     C *shift) {
   *shift = 0;
   if (statistic == ONEPASS_STATISTIC_ABS || count < 64 * BLOCK) return false;
-  NAME(lanes) lanes = {0};
-  NAME(gather_block)(statistic, false, &lanes, x, ALL(0));
-  const C mean = FOLD(lanes.a) / BLOCK, square = FOLD(lanes.b) / BLOCK;
+  NAME(sums) sums = {0};
+  NAME(gather_block)(statistic, false, &sums, x, ALL(0));
+  const C mean = FOLD(sums.a) / BLOCK, square = FOLD(sums.b) / BLOCK;
   if (5 * mean * mean <= 4 * square) return false;
   *shift = mean;
   return true;
@@ -255,8 +253,8 @@ ALWAYS_INLINE onepass_row_sums NAME(gather_chunk)(const onepass_statistic statis
                                                   int64_t count) {
   C shift;
   const bool centered = NAME(look_ahead)(statistic, x, count, &shift);
-  const NAME(lanes) lanes = centered ? NAME(gather_only)(statistic, true, x, count, shift)
-                                     : NAME(gather_only)(statistic, false, x, count, 0);
+  const NAME(sums) lanes = centered ? NAME(gather_only)(statistic, true, x, count, shift)
+                                    : NAME(gather_only)(statistic, false, x, count, 0);
   return NAME(chunk_sums)(statistic, &lanes, x, count, shift);
 }
 
@@ -296,44 +294,45 @@ ALWAYS_INLINE NAME(scale) NAME(scale_of)(const onepass_row_scale *row) {
 
 /* Elements of y before its first whole cache line go first; short rows are not worth it. */
 ALWAYS_INLINE int64_t NAME(apply_head)(const onepass_statistic statistic, const int affine,
-                                       const bool stream, bool centered, const NAME(scale) * s,
-                                       T *y, const T *x, const WT *weight, const WT *bias,
-                                       int64_t n) {
+                                       bool stream, bool centered, const NAME(scale) * s, T *y,
+                                       const T *x, NAME(weights) weights, int64_t n) {
   const int64_t unaligned = stream || n >= 4 * BLOCK ? NAME(to_alignment)(y) : 0;
   const int64_t head = unaligned < n ? unaligned : n;
-  if (head) NAME(apply_rest)(statistic, centered, affine, s, y, x, weight, bias, 0, head, n);
+  if (head) NAME(apply_rest)(statistic, centered, affine, s, y, x, weights, 0, head, n);
   return head;
 }
 
 /* Apply a row's scale to n elements of it. */
 ALWAYS_INLINE void NAME(apply_dense)(const onepass_statistic statistic, const int affine,
-                                     const bool stream, const onepass_row_scale *row,
-                                     const NAME(scale) * s, T *y, const T *x, const WT *weight,
-                                     const WT *bias, int64_t n) {
+                                     bool stream, const onepass_row_scale *row,
+                                     const NAME(scale) * s, T *y, const T *x, NAME(weights) weights,
+                                     int64_t n) {
   const T *soon = row->soon_x ? row->soon_x : x + 1024 / sizeof(T);
-  if (row->centered) {
-    NAME(do_chunk)
-    (statistic, true, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias, n);
+#define APPLY(centered) \
+  NAME(do_chunk)(statistic, centered, affine, stream, false, true, soon, 0, 0, s, y, x, weights, n)
+  if (ONE_COPY) {
+    APPLY(row->centered);
+  } else if (row->centered) {
+    APPLY(true);
   } else {
-    NAME(do_chunk)
-    (statistic, false, affine, stream, false, true, soon, 0, 0, s, y, x, weight, bias, n);
+    APPLY(false);
   }
+#undef APPLY
 }
 
 ALWAYS_INLINE void NAME(apply_only)(const onepass_statistic statistic, const int affine,
-                                    const bool stream, const onepass_row_scale *row, T *y,
-                                    const T *x, const WT *weight, const WT *bias, int64_t n) {
+                                    bool stream, const onepass_row_scale *row, T *y, const T *x,
+                                    NAME(weights) weights, int64_t n) {
   if (row->exact) {
     NAME(divide)(y, x, n, row->denominator);
     return;
   }
   const NAME(scale) s = NAME(scale_of)(row);
   const int64_t head =
-      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weight, bias, n);
+      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weights, n);
   NAME(apply_dense)
-  (statistic, affine, stream, row, &s, y + head, x + head, WEIGHT_AT(head), BIAS_AT(head),
+  (statistic, affine, stream, row, &s, y + head, x + head, NAME(weights_from)(weights, head),
    n - head);
-  if (stream) end_streams();
 }
 
 static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row_scale *row,
@@ -342,42 +341,48 @@ static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row
 
 /* Apply this row's scale to `apply` elements while gathering `count` of the next row. */
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather_chunk)(
-    const onepass_statistic statistic, const int affine, const bool stream,
-    const onepass_norm_problem *p, const onepass_row_scale *row, const NAME(scale) * s, T *y,
-    const T *x, const WT *weight, const WT *bias, int64_t apply, const T *next, int64_t count) {
+    const onepass_statistic statistic, const int affine, bool stream, const onepass_norm_problem *p,
+    const onepass_row_scale *row, const NAME(scale) * s, T *y, const T *x, NAME(weights) weights,
+    int64_t apply, const T *next, int64_t count) {
   C shift;
-  const bool centered = NAME(look_ahead)(statistic, next, count, &shift);
-  NAME(lanes) lanes;
-  if (statistic == ONEPASS_STATISTIC_MOMENTS && centered && row->centered) {
-    lanes = NAME(do_chunk)(statistic, true, affine, stream, true, true, next, count, shift, s, y, x,
-                           weight, bias, apply);
-  } else if (statistic == ONEPASS_STATISTIC_MOMENTS && (centered || row->centered)) {
-    NAME(apply_moments)(p, row, y, x, weight, bias, apply);
-    return NAME(gather_moments)(next, count); /* a row unlike its neighbour: not both in one loop */
-  } else {
-    lanes = NAME(do_chunk)(statistic, false, affine, stream, true, true, next, count, 0, s, y, x,
-                           weight, bias, apply);
+  const bool moments = statistic == ONEPASS_STATISTIC_MOMENTS;
+  const bool far = NAME(look_ahead)(statistic, next, count, &shift);
+  if (moments && far != row->centered) { /* a row unlike its neighbour: not both in one loop */
+    NAME(apply_moments)(p, row, y, x, weights.weight, weights.bias, apply);
+    return NAME(gather_moments)(next, count);
   }
+  NAME(sums) lanes;
+#define BOTH(centered)                                                                           \
+  lanes = NAME(do_chunk)(statistic, centered, affine, stream, true, true, next, count, shift, s, \
+                         y, x, weights, apply)
+  if (moments && ONE_COPY) {
+    BOTH(far);
+  } else if (moments && far) {
+    BOTH(true);
+  } else {
+    BOTH(false);
+  }
+#undef BOTH
   return NAME(chunk_sums)(statistic, &lanes, next, count, shift);
 }
 
 ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic statistic,
-                                                      const int affine, const bool stream,
+                                                      const int affine, bool stream,
                                                       const onepass_norm_problem *p,
                                                       const onepass_row_scale *row, T *y,
-                                                      const T *x, const WT *weight, const WT *bias,
+                                                      const T *x, NAME(weights) weights,
                                                       const T *next, int64_t n) {
   const NAME(scale) s = NAME(scale_of)(row);
   int64_t applied =
-      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weight, bias, n);
+      NAME(apply_head)(statistic, affine, stream, row->centered, &s, y, x, weights, n);
   onepass_row_sums sums = {0};
   for (int64_t i = 0; i < n; i += ONEPASS_NORM_CHUNK) {
     const int64_t left = n - i, to_apply = n - applied;
     const int64_t count = left < ONEPASS_NORM_CHUNK ? left : ONEPASS_NORM_CHUNK;
     const int64_t apply = to_apply < ONEPASS_NORM_CHUNK ? to_apply : ONEPASS_NORM_CHUNK;
     const onepass_row_sums chunk = NAME(apply_and_gather_chunk)(
-        statistic, affine, stream, p, row, &s, y + applied, x + applied, WEIGHT_AT(applied),
-        BIAS_AT(applied), apply, next + i, count);
+        statistic, affine, stream, p, row, &s, y + applied, x + applied,
+        NAME(weights_from)(weights, applied), apply, next + i, count);
     onepass_merge_forward(statistic, &sums, (double)i, chunk, (double)count);
     applied += apply;
   }
@@ -386,34 +391,31 @@ ALWAYS_INLINE onepass_row_sums NAME(apply_and_gather)(const onepass_statistic st
 
 /* ---- The same with run-time choices made constants ------------------------------------------- */
 
-#define WITH_CONSTANT_STREAM(call, statistic, affine, ...) \
-  if (ONEPASS_HAS_STREAMS && p->stream) {                  \
-    call(statistic, affine, true, __VA_ARGS__);            \
-  } else {                                                 \
-    call(statistic, affine, false, __VA_ARGS__);           \
-  }
-#define WITH_CONSTANT_AFFINE(call, statistic, affine, ...) \
-  if ((affine) == 3) {                                     \
-    WITH_CONSTANT_STREAM(call, statistic, 3, __VA_ARGS__)  \
-  } else if ((affine) == 2) {                              \
-    WITH_CONSTANT_STREAM(call, statistic, 2, __VA_ARGS__)  \
-  } else if ((affine) == 1) {                              \
-    WITH_CONSTANT_STREAM(call, statistic, 1, __VA_ARGS__)  \
-  } else {                                                 \
-    WITH_CONSTANT_STREAM(call, statistic, 0, __VA_ARGS__)  \
-  }
-
 static void NAME(apply_abs)(const onepass_norm_problem *p, const onepass_row_scale *row, void *y,
                             const void *x, const void *weight, const void *bias, int64_t count) {
-  WITH_CONSTANT_STREAM(NAME(apply_only), ONEPASS_STATISTIC_ABS, 0, row, y, x, weight, bias, count)
+  (void)weight, (void)bias;
+  NAME(apply_only)(ONEPASS_STATISTIC_ABS, 0, STREAMS(p), row, y, x, (NAME(weights)){0}, count);
 }
 
 static void NAME(apply_moments)(const onepass_norm_problem *p, const onepass_row_scale *row,
                                 void *y, const void *x, const void *weight, const void *bias,
                                 int64_t count) {
+  const NAME(weights) weights = NAME(weights_of)(p, weight, bias);
+#define APPLY(affine) \
+  NAME(apply_only)(ONEPASS_STATISTIC_MOMENTS, affine, STREAMS(p), row, y, x, weights, count)
   const int affine = (weight ? 1 : 0) | (bias ? 2 : 0);
-  WITH_CONSTANT_AFFINE(NAME(apply_only), ONEPASS_STATISTIC_MOMENTS, affine, row, y, x, weight, bias,
-                       count)
+  if (ONE_COPY) {
+    APPLY(affine);
+  } else if (affine == 3) {
+    APPLY(3);
+  } else if (bias) {
+    APPLY(2);
+  } else if (weight) {
+    APPLY(1);
+  } else {
+    APPLY(0);
+  }
+#undef APPLY
 }
 
 ALWAYS_INLINE void NAME(save)(const onepass_norm_problem *p, const onepass_buffers *buffers,
@@ -450,8 +452,8 @@ NEVER_INLINE void NAME(do_short_rows)(onepass_statistic statistic, const onepass
 }
 
 NEVER_INLINE void NAME(apply_row)(onepass_statistic statistic, const onepass_norm_problem *p,
-                                  onepass_row_sums sums, T *y, const T *x, const WT *weight,
-                                  const WT *bias) {
+                                  onepass_row_sums sums, T *y, const T *x, const void *weight,
+                                  const void *bias) {
   const onepass_row_scale scale = onepass_scale_row(p, sums);
   (statistic == ONEPASS_STATISTIC_ABS ? NAME(apply_abs) : NAME(apply_moments))(
       p, &scale, y, x, weight, bias, p->elements.count);
@@ -460,10 +462,11 @@ NEVER_INLINE void NAME(apply_row)(onepass_statistic statistic, const onepass_nor
 /* A row's scale stays in registers: from memory, where it would be written number by number, it
  * could not be read as a whole before the stores of the row before it are done. */
 ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int affine,
-                                 const bool stream, const onepass_norm_problem *p,
-                                 const onepass_buffers *buffers, int64_t begin, int64_t end) {
+                                 const onepass_norm_problem *p, const onepass_buffers *buffers,
+                                 int64_t begin, int64_t end) {
   const int64_t n = p->elements.count;
-  const WT *weight = buffers->weight, *bias = buffers->bias;
+  const bool stream = STREAMS(p);
+  const NAME(weights) weights = NAME(weights_of)(p, buffers->weight, buffers->bias);
   const T *x = buffers->x, *next = x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, begin);
   onepass_row_sums sums = NAME(gather_row)(statistic, next, n);
   for (int64_t row = begin; row < end; row++) {
@@ -474,14 +477,13 @@ ALWAYS_INLINE void NAME(do_rows)(const onepass_statistic statistic, const int af
     const bool last = row + 1 == end;
     if (!last) next = x + onepass_walk_offset(&p->rows, ONEPASS_ROLE_X, row + 1);
     if (last || scale.exact) {
-      NAME(apply_row)(statistic, p, sums, y, this, weight, bias);
+      NAME(apply_row)(statistic, p, sums, y, this, weights.weight, weights.bias);
       if (!last) sums = NAME(gather_row)(statistic, next, n);
     } else {
-      sums = NAME(apply_and_gather)(statistic, affine, stream, p, &scale, y, this, weight, bias,
-                                    next, n);
+      sums =
+          NAME(apply_and_gather)(statistic, affine, stream, p, &scale, y, this, weights, next, n);
     }
   }
-  if (stream) end_streams();
 }
 
 static void NAME(forward_rows_abs)(const onepass_norm_problem *p, const onepass_buffers *buffers,
@@ -490,7 +492,7 @@ static void NAME(forward_rows_abs)(const onepass_norm_problem *p, const onepass_
     NAME(do_short_rows)(ONEPASS_STATISTIC_ABS, p, buffers, begin, end);
     return;
   }
-  WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_ABS, 0, p, buffers, begin, end)
+  NAME(do_rows)(ONEPASS_STATISTIC_ABS, 0, p, buffers, begin, end);
 }
 
 /* A bias alone is too rare for a copy of all that: one row after the other. */
@@ -512,21 +514,20 @@ static void NAME(forward_rows_moments)(const onepass_norm_problem *p,
     NAME(do_short_rows)(ONEPASS_STATISTIC_MOMENTS, p, buffers, begin, end);
     return;
   }
-  if (buffers->weight && buffers->bias) {
-    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 3, p, buffers, begin, end)
+  if (ONE_COPY) {
+    const int affine = (buffers->weight ? 1 : 0) | (buffers->bias ? 2 : 0);
+    NAME(do_rows)(ONEPASS_STATISTIC_MOMENTS, affine, p, buffers, begin, end);
+  } else if (buffers->weight && buffers->bias) {
+    NAME(do_rows)(ONEPASS_STATISTIC_MOMENTS, 3, p, buffers, begin, end);
   } else if (buffers->weight) {
-    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 1, p, buffers, begin, end)
+    NAME(do_rows)(ONEPASS_STATISTIC_MOMENTS, 1, p, buffers, begin, end);
   } else if (!buffers->bias) {
-    WITH_CONSTANT_STREAM(NAME(do_rows), ONEPASS_STATISTIC_MOMENTS, 0, p, buffers, begin, end)
+    NAME(do_rows)(ONEPASS_STATISTIC_MOMENTS, 0, p, buffers, begin, end);
   } else {
     NAME(do_rows_with_bias)(p, buffers, begin, end);
   }
 }
 
-#undef WITH_CONSTANT_STREAM
-#undef WITH_CONSTANT_AFFINE
-#undef WEIGHT_AT
-#undef BIAS_AT
 #undef BLOCK
 #undef RUN
 #undef LEAST_DOTS

@@ -246,7 +246,7 @@ static void apply_block(const work *w, const piece *of, const slab_numbers *numb
   (void)chunk;
   read_summed(w, of, !p->use_running, scratch, &x);
   place_to_write(w, ONEPASS_ROLE_Y, of, scratch, &y);
-  p->kernels->apply_lanes(y.base, y.at, x.base, x.at, of->count, of->width, &scales, NULL, NULL);
+  p->kernels->apply_lanes(p, y.base, y.at, x.base, x.at, of->count, of->width, &scales, NULL, NULL);
   finish_lanes(w, ONEPASS_ROLE_Y, of, scratch);
 }
 
@@ -259,7 +259,7 @@ static void read_pair(const work *w, const piece *of, const slab_numbers *number
   if (!p->activation) return;
   const onepass_lane_scales before = scales_at(p, numbers, of->lane);
   char *activated = staged_part(p, scratch, 2);
-  p->kernels->apply_lanes(activated, x->at, x->base, x->at, of->count, of->width, &before, NULL,
+  p->kernels->apply_lanes(p, activated, x->at, x->base, x->at, of->count, of->width, &before, NULL,
                           NULL);
   p->kernels->pass_slope(p->activation, dy->base, activated, of->count * of->width);
 }
@@ -274,8 +274,8 @@ static void gather_backward_block(const work *w, const piece *of, const slab_num
   }
   lanes x, dy;
   read_pair(w, of, numbers, scratch, &x, &dy);
-  p->kernels->gather_backward_lanes(x.base, x.at, dy.base, dy.at, of->count, of->width, &gradients,
-                                    NULL, &sums, scratch);
+  p->kernels->gather_backward_lanes(p, x.base, x.at, dy.base, dy.at, of->count, of->width,
+                                    &gradients, NULL, &sums, scratch);
 }
 
 static void apply_backward_block(const work *w, const piece *of, const slab_numbers *numbers,
@@ -288,10 +288,10 @@ static void apply_backward_block(const work *w, const piece *of, const slab_numb
   place_to_write(w, ONEPASS_ROLE_DX, of, scratch, &dx);
   if (p->use_running) { /* dy is all there is if the statistic is given: the constant is 0 */
     const onepass_lane_scales of_dy = {gradients.constant, gradients.by_dy, gradients.constant};
-    p->kernels->apply_lanes(dx.base, dx.at, dy.base, dy.at, of->count, of->width, &of_dy, NULL,
+    p->kernels->apply_lanes(p, dx.base, dx.at, dy.base, dy.at, of->count, of->width, &of_dy, NULL,
                             NULL);
   } else {
-    p->kernels->apply_backward_lanes(dx.base, dx.at, x.base, x.at, dy.base, dy.at, of->count,
+    p->kernels->apply_backward_lanes(p, dx.base, dx.at, x.base, x.at, dy.base, dy.at, of->count,
                                      of->width, &gradients, NULL);
   }
   finish_lanes(w, ONEPASS_ROLE_DX, of, scratch);

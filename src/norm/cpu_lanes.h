@@ -67,8 +67,8 @@ ALWAYS_INLINE void NAME(sum_four)(const int vectors, const bool ahead, const T *
 }
 
 /* Sums of the deviations from `shift` and of their squares. */
-ALWAYS_INLINE void NAME(sum_lanes)(const T *x, const int64_t *at, int64_t count, int64_t width,
-                                   const C *shift, C *sum, C *squares) {
+NEVER_INLINE void NAME(sum_lanes)(const T *x, const int64_t *at, int64_t count, int64_t width,
+                                  const C *shift, C *sum, C *squares) {
   const int64_t room = (width + W - 1) / W * W;
   memset(sum, 0, (size_t)room * sizeof(C));
   memset(squares, 0, (size_t)room * sizeof(C));
@@ -175,16 +175,18 @@ ALWAYS_INLINE void NAME(apply_position)(const bool weighted, const bool ahead, T
 }
 
 /* y = ((x - shift) * scale + offset), then * weight + bias of the position if there are any. */
-static void NAME(apply_lanes)(void *y, const int64_t *y_at, const void *x, const int64_t *x_at,
-                              int64_t count, int64_t width, const onepass_lane_scales *scales,
-                              const void *weight, const void *bias) {
+static void NAME(apply_lanes)(const onepass_norm_problem *p, void *y, const int64_t *y_at,
+                              const void *x, const int64_t *x_at, int64_t count, int64_t width,
+                              const onepass_lane_scales *scales, const void *weight,
+                              const void *bias) {
   const T *from = x;
   T *to = y;
-  const WT *weights = weight, *biases = bias;
+  const bool wide = NAME(weights_of)(p, weight, bias).wide;
   const bool ahead = NAME(back_to_back)(x_at, count, width);
   for (int64_t k = 0; k < count; k++) {
     if (weight || bias) {
-      const V w = ALL(weights ? GETW(weights + k) : 1), b = ALL(biases ? GETW(biases + k) : 0);
+      const V w = ALL(weight ? NAME(get_weight)(weight, wide, k) : 1);
+      const V b = ALL(bias ? NAME(get_weight)(bias, wide, k) : 0);
       NAME(apply_position)
       (true, ahead, to + y_at[k], from + x_at[k], width, scales->shift, scales->scale,
        scales->offset, w, b);
@@ -197,20 +199,21 @@ static void NAME(apply_lanes)(void *y, const int64_t *y_at, const void *x, const
 }
 
 /* Adds to the sums of g = dy w, g z and z with z = (x - mean) * rstd; w is the position's. */
-static void NAME(gather_backward_lanes)(const void *x_start, const int64_t *x_at,
-                                        const void *dy_start, const int64_t *dy_at, int64_t count,
-                                        int64_t width, const onepass_lane_gradients *lanes,
-                                        const void *weights, const onepass_lane_sums *sums,
-                                        void *scratch) {
+static void NAME(gather_backward_lanes)(const onepass_norm_problem *p, const void *x_start,
+                                        const int64_t *x_at, const void *dy_start,
+                                        const int64_t *dy_at, int64_t count, int64_t width,
+                                        const onepass_lane_gradients *lanes, const void *weight,
+                                        const onepass_lane_sums *sums, void *scratch) {
   const T *x = x_start, *dy = dy_start;
   const C *mean = lanes->mean, *rstd = lanes->rstd;
-  const WT *weight = weights;
+  const bool wide = NAME(weights_of)(p, weight, NULL).wide;
   const int64_t room = (width + W - 1) / W * W;
   C *a = scratch, *b = a + room, *c = b + room;
   memset(a, 0, (size_t)(3 * room) * sizeof(C));
   int64_t k = 0;
   for (; k + 2 <= count; k += 2) {
-    const V w0 = ALL(weight ? GETW(weight + k) : 1), w1 = ALL(weight ? GETW(weight + k + 1) : 1);
+    const V w0 = ALL(weight ? NAME(get_weight)(weight, wide, k) : 1);
+    const V w1 = ALL(weight ? NAME(get_weight)(weight, wide, k + 1) : 1);
     FOR_EACH_VECTOR(width, {
       const V m = LOADC(mean + j);
       const V r = LOADC(rstd + j);
@@ -224,7 +227,7 @@ static void NAME(gather_backward_lanes)(const void *x_start, const int64_t *x_at
     })
   }
   for (; k < count; k++) {
-    const V w = ALL(weight ? GETW(weight + k) : 1);
+    const V w = ALL(weight ? NAME(get_weight)(weight, wide, k) : 1);
     FOR_EACH_VECTOR(width, {
       const V z = (NAME(load_of)(x + x_at[k] + j, 0, here) - LOADC(mean + j)) * LOADC(rstd + j);
       const V g = NAME(load_of)(dy + dy_at[k] + j, 0, here) * w;
@@ -241,19 +244,20 @@ static void NAME(gather_backward_lanes)(const void *x_start, const int64_t *x_at
 }
 
 /* dx = dy w * by_dy + (x - mean) * rstd * by_z + constant. */
-static void NAME(apply_backward_lanes)(void *dx_start, const int64_t *dx_at, const void *x_start,
+static void NAME(apply_backward_lanes)(const onepass_norm_problem *p, void *dx_start,
+                                       const int64_t *dx_at, const void *x_start,
                                        const int64_t *x_at, const void *dy_start,
                                        const int64_t *dy_at, int64_t count, int64_t width,
-                                       const onepass_lane_gradients *lanes, const void *weights) {
+                                       const onepass_lane_gradients *lanes, const void *weight) {
   const T *x = x_start, *dy = dy_start;
   T *dx = dx_start;
   const C *mean = lanes->mean, *rstd = lanes->rstd, *by_dy = lanes->by_dy, *by_z = lanes->by_z;
   const C *constant = lanes->constant;
-  const WT *weight = weights;
+  const bool wide = NAME(weights_of)(p, weight, NULL).wide;
   for (int64_t k = 0; k < count; k++) {
     const T *from = x + x_at[k], *grad = dy + dy_at[k];
     T *to = dx + dx_at[k];
-    const V w = ALL(weight ? GETW(weight + k) : 1);
+    const V w = ALL(weight ? NAME(get_weight)(weight, wide, k) : 1);
     FOR_EACH_VECTOR(width, {
       const V z = (NAME(load_of)(from + j, 0, here) - LOADC(mean + j)) * LOADC(rstd + j);
       const V g = NAME(load_of)(grad + j, 0, here) * w;

@@ -52,21 +52,22 @@ static int64_t row_number(const onepass_norm_problem *p, const row_strip *of, in
   return (before * p->rows.size[p->lane_axis] + of->first + lane) * behind + of->other % behind;
 }
 
-/* Where the reciprocal of some row's length is no number to multiply with. */
+/* Rows whose reciprocal of the length is no number to multiply with: y, which is x as yet, is divided. Those rows alone,
+ * so that no row's bits depend on which others are in its strip. */
 static void divide_strip(const work *w, const row_strip *of, const double *denominators) {
   const onepass_norm_problem *p = w->problem;
-  for (int64_t k = 0; k < p->elements.count; k++) {
-    const int64_t x_at = onepass_walk_offset(&p->elements, ONEPASS_ROLE_X, k);
-    const int64_t y_at = onepass_walk_offset(&p->elements, ONEPASS_ROLE_Y, k);
-    for (int64_t j = 0; j < of->width; j++) {
-      const double x = onepass_load(p->type, of->base[ONEPASS_ROLE_X], x_at + j);
-      onepass_store(p->type, of->base[ONEPASS_ROLE_Y], y_at + j, x / denominators[j]);
+  char *base = of->base[ONEPASS_ROLE_Y];
+  for (int64_t j = 0; j < of->width; j++) {
+    if (!onepass_needs_division(onepass_type_of_sums(p->type), denominators[j])) continue;
+    for (int64_t k = 0; k < p->elements.count; k++) {
+      const int64_t at = onepass_walk_offset(&p->elements, ONEPASS_ROLE_Y, k) + j;
+      onepass_store(p->type, base, at, onepass_load(p->type, base, at) / denominators[j]);
     }
   }
 }
 
-/* From the sums of a strip's rows to their scales. Leaves denominators in place of the sums; tells whether
- * some have no reciprocal. */
+/* From the sums of a strip's rows to their scales. Leaves denominators in place of the sums; tells whether some have no
+ * reciprocal: those rows are left as they are, zeros with their sign. */
 static bool scale_strip(const work *w, const row_strip *of, const strip *s) {
   const onepass_norm_problem *p = w->problem;
   const unsigned saved = ONEPASS_BIT(ONEPASS_ROLE_MEAN) | ONEPASS_BIT(ONEPASS_ROLE_RSTD);
@@ -80,8 +81,8 @@ static bool scale_strip(const work *w, const row_strip *of, const strip *s) {
         onepass_scale_row(p, (onepass_row_sums){s->sums.a[j], s->sums.b[j], s->sums.c[j]});
     if (saves) onepass_save_row(w, row_number(p, of, j), &row);
     onepass_put_sum(p, shift, j, row.centered ? row.shift : 0);
-    onepass_put_sum(p, factor, j, row.scale);
-    onepass_put_sum(p, offset, j, row.offset);
+    onepass_put_sum(p, factor, j, row.exact ? 1 : row.scale);
+    onepass_put_sum(p, offset, j, row.exact ? -0.0 : row.offset);
     s->sums.a[j] = row.denominator;
     exact |= row.exact;
   }
@@ -99,10 +100,6 @@ static void forward_strip(const work *w, const row_strip *of, const strip *s) {
                              s->scratch);
   }
   const bool exact = scale_strip(w, of, s);
-  if (exact) {
-    divide_strip(w, of, s->sums.a);
-    return;
-  }
   const onepass_lane_scales scales = {strip_value(p, s, ONEPASS_LANE_SHIFT),
                                       strip_value(p, s, ONEPASS_LANE_SCALE),
                                       strip_value(p, s, ONEPASS_LANE_OFFSET)};
@@ -110,10 +107,11 @@ static void forward_strip(const work *w, const row_strip *of, const strip *s) {
     const int64_t count = onepass_least(n - i, ONEPASS_LANE_BLOCK);
     find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
     find_elements(p, ONEPASS_ROLE_Y, i, count, y_at);
-    p->kernels->apply_lanes(of->base[ONEPASS_ROLE_Y], y_at, of->base[ONEPASS_ROLE_X], x_at, count,
-                            of->width, &scales, position_weight(p, w->buffers.weight, i),
+    p->kernels->apply_lanes(p, of->base[ONEPASS_ROLE_Y], y_at, of->base[ONEPASS_ROLE_X], x_at,
+                            count, of->width, &scales, position_weight(p, w->buffers.weight, i),
                             position_weight(p, w->buffers.bias, i));
   }
+  if (exact) divide_strip(w, of, s->sums.a);
 }
 
 static void set_row_gradient(const work *w, const strip *s, int64_t lane, double rstd) {
@@ -147,7 +145,7 @@ static void backward_strip(const work *w, const row_strip *of, const strip *s) {
     find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
     find_elements(p, ONEPASS_ROLE_DY, i, count, dy_at);
     p->kernels->gather_backward_lanes(
-        of->base[ONEPASS_ROLE_X], x_at, of->base[ONEPASS_ROLE_DY], dy_at, count, of->width,
+        p, of->base[ONEPASS_ROLE_X], x_at, of->base[ONEPASS_ROLE_DY], dy_at, count, of->width,
         &gradients, position_weight(p, w->buffers.weight, i), &s->sums, s->scratch);
   }
   for (int64_t j = 0; j < of->width; j++) {
@@ -158,7 +156,7 @@ static void backward_strip(const work *w, const row_strip *of, const strip *s) {
     find_elements(p, ONEPASS_ROLE_X, i, count, x_at);
     find_elements(p, ONEPASS_ROLE_DY, i, count, dy_at);
     find_elements(p, ONEPASS_ROLE_DX, i, count, dx_at);
-    p->kernels->apply_backward_lanes(of->base[ONEPASS_ROLE_DX], dx_at, of->base[ONEPASS_ROLE_X],
+    p->kernels->apply_backward_lanes(p, of->base[ONEPASS_ROLE_DX], dx_at, of->base[ONEPASS_ROLE_X],
                                      x_at, of->base[ONEPASS_ROLE_DY], dy_at, count, of->width,
                                      &gradients, position_weight(p, w->buffers.weight, i));
   }

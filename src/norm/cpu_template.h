@@ -1,22 +1,18 @@
 /* One instance of the normalization kernels. Included with
- *   ELEMENT  the type of x, y, dy, dx        WEIGHTS  of weight and bias        SUMS  of sums: f32
- * or f64 Functions take the statistic and whatever else changes the inner loop as constants and are
+ *   ELEMENT  the type of x, y, dy, dx        SUMS  of sums: f32 or f64
+ * Functions take the statistic and whatever else changes much of the inner loop as constants and are
  * inlined, so each combination becomes its own loop. NAME(f) is f for this instance. */
-#define NAME(f)      JOIN3(f, ELEMENT, WEIGHTS)
+#define NAME(f)      JOIN2(f##_, ELEMENT)
 #define T            JOIN2(element_, ELEMENT)
-#define WT           JOIN2(element_, WEIGHTS)
 #define C            JOIN2(scalar_, SUMS)
 #define V            JOIN2(vector_, SUMS)
 #define W            JOIN2(lanes_, SUMS)
 #define LOAD         JOIN2(load_, ELEMENT)
 #define LOADC        JOIN2(load_, SUMS)
 #define LOAD_PART    JOIN2(load_part_, ELEMENT)
-#define LOAD_PARTW   JOIN2(load_part_, WEIGHTS)
 #define LOAD_PARTC   JOIN2(load_part_, SUMS)
 #define STORE        JOIN2(store_, ELEMENT)
-#define LOADW        JOIN2(load_, WEIGHTS)
 #define LOADS        JOIN2(loads_, ELEMENT)
-#define LOADSW       JOIN2(loads_, WEIGHTS)
 #define LOADSC       JOIN2(loads_, SUMS)
 #define STORES       JOIN2(stores_, ELEMENT)
 #define STORE_LANES  JOIN2(store_lanes_, ELEMENT)
@@ -37,8 +33,10 @@
 #define CLAMP        JOIN2(clamp_, SUMS)
 #define GET          JOIN2(get_, ELEMENT)
 #define PUT          JOIN2(put_, ELEMENT)
-#define GETW         JOIN2(get_, WEIGHTS)
 #define GETC         JOIN2(get_, SUMS)
+
+/* Whether outputs are streamed: asked for every few vectors, as loops are long enough without a second copy of each. */
+#define STREAMS(p) (ONEPASS_HAS_STREAMS && (p)->stream)
 
 /* The sum of `count` vectors, a power of two, as a tree: more accurate than one after the other,
  * and easier on the register file, as every other operand is a result just made. */
@@ -73,11 +71,43 @@ ALWAYS_INLINE int64_t NAME(to_alignment)(const T *p) {
 ALWAYS_INLINE V NAME(load_of)(const T *p, int64_t at, int64_t n) {
   return n >= W ? LOAD(p + at) : LOAD_PART(p, n);
 }
-ALWAYS_INLINE V NAME(load_weights_of)(const WT *p, int64_t at, int64_t n) {
-  return n >= W ? LOADW(p + at) : LOAD_PARTW(p, n);
-}
 ALWAYS_INLINE V NAME(load_sums_of)(const C *p, int64_t at, int64_t n) {
   return n >= W ? LOADC(p + at) : LOAD_PARTC(p, n);
+}
+
+/* Weights have the type of elements or, if they are wide, that of sums. Which, loops ask for every few vectors: a branch that
+ * is always foreseen, for which all of them would else be there twice. */
+typedef struct NAME(weights) {
+  const void *weight, *bias; /* or NULL */
+  bool wide;
+} NAME(weights);
+
+ALWAYS_INLINE NAME(weights)
+    NAME(weights_of)(const onepass_norm_problem *p, const void *weight, const void *bias) {
+  const bool wide = sizeof(T) != sizeof(C) && p->held_weight_type == JOIN2(TYPE_, SUMS);
+  return (NAME(weights)){weight, bias, wide};
+}
+
+/* Those from element i on. */
+ALWAYS_INLINE NAME(weights) NAME(weights_from)(NAME(weights) w, int64_t i) {
+  const int64_t bytes = i * (int64_t)(w.wide ? sizeof(C) : sizeof(T));
+  return (NAME(weights)){w.weight ? (const char *)w.weight + bytes : NULL,
+                         w.bias ? (const char *)w.bias + bytes : NULL, w.wide};
+}
+
+ALWAYS_INLINE void NAME(load_weights)(V *v, const void *weight, bool wide, int64_t at,
+                                      const int count) {
+  if (wide) {
+    LOADSC(v, (const C *)weight + at, count);
+  } else {
+    LOADS(v, (const T *)weight + at, count);
+  }
+}
+ALWAYS_INLINE V NAME(load_weights_of)(const void *weight, bool wide, int64_t at, int64_t n) {
+  return wide ? NAME(load_sums_of)(weight, at, n) : NAME(load_of)(weight, at, n);
+}
+ALWAYS_INLINE C NAME(get_weight)(const void *weight, bool wide, int64_t at) {
+  return wide ? ((const C *)weight)[at] : GET((const T *)weight + at);
 }
 
 /* Where the last vector of n elements begins. */
@@ -96,10 +126,25 @@ ALWAYS_INLINE int64_t NAME(last_vector)(int64_t n) { return n >= W ? n - W : 0; 
 /* Weights in the type of sums, exactly. */
 static void NAME(widen_weights)(void *to, const void *from, int64_t count) {
   C *wide = to;
-  const WT *weights = from;
+  const T *weights = from;
   int64_t i = 0;
-  for (; i + W <= count; i += W) STOREC(wide + i, LOADW(weights + i), false);
-  for (; i < count; i++) wide[i] = GETW(weights + i);
+  for (; i + W <= count; i += W) STOREC(wide + i, LOAD(weights + i), false);
+  for (; i < count; i++) wide[i] = GET(weights + i);
+}
+
+static void NAME(narrow_sums)(void *to, const double *sums, int64_t count) {
+  enum { SOME = 256 };
+  C part[SOME];
+  for (int64_t first = 0; first < count; first += SOME) {
+    const int64_t some = count - first < SOME ? count - first : SOME;
+    T *elements = (T *)to + first;
+    for (int64_t i = 0; i < some; i++) {
+      part[i] = sizeof(T) == 2 ? (C)onepass_float_for_half(sums[first + i]) : (C)sums[first + i];
+    }
+    int64_t i = 0;
+    for (; i + W <= some; i += W) STORE(elements + i, LOADC(part + i), false);
+    for (; i < some; i++) PUT(elements + i, part[i]);
+  }
 }
 
 static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
@@ -118,6 +163,7 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .apply_backward = NAME(apply_backward_moments),
                                    .apply_gather_backward = NAME(apply_gather_backward_moments),
                                    .widen_weights = NAME(widen_weights),
+                                   .narrow_sums = NAME(narrow_sums),
                                    .gather_lanes = NAME(gather_lanes),
                                    .apply_lanes = NAME(apply_lanes),
                                    .gather_backward_lanes = NAME(gather_backward_lanes),
@@ -128,21 +174,18 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .pass_slope = NAME(pass_slope)},
 };
 
+#undef STREAMS
 #undef NAME
 #undef T
-#undef WT
 #undef C
 #undef V
 #undef W
 #undef LOAD
 #undef LOADC
 #undef LOAD_PART
-#undef LOAD_PARTW
 #undef LOAD_PARTC
 #undef STORE
-#undef LOADW
 #undef LOADS
-#undef LOADSW
 #undef LOADSC
 #undef STORES
 #undef STORE_LANES
@@ -163,8 +206,6 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
 #undef CLAMP
 #undef GET
 #undef PUT
-#undef GETW
 #undef GETC
 #undef ELEMENT
-#undef WEIGHTS
 #undef SUMS

@@ -9,8 +9,8 @@ enum {
   MOST_SUMMED_BY_ROWS = 16384, /* longer rows sum dweight by columns: partials would leave L2 */
   LEAST_STREAMED_ROW = 2048,   /* bytes; shorter rows have too many unaligned ends to stream */
   LEAST_ROWS_WIDENED = 16,     /* fewer do not pay for widening their weights */
-  NARROWEST_STRIP = 64,
-  WIDEST_STRIP = 1024,
+  NARROWEST_STRIP = 64,        /* COLUMNS: rows side by side that are done together, */
+  WIDEST_STRIP = 2048,    /* as many as possible: each step to the next element is one far away */
   LEAST_LANES = 8,        /* COLUMNS: fewer rows side by side are packed instead */
   LEAST_CHANNELS = 4,     /* LANES: fewer channels side by side are packed instead */
   CHANNEL_STRIP = 512,    /* LANES: channels done together */
@@ -44,25 +44,25 @@ static int find_lane_axis(const onepass_layouts *layouts, const onepass_walk *ro
   return -1;
 }
 
+/* Of a level, or, for what it has no kernels of its own, of the one below. */
 static const onepass_norm_kernels *kernels_at(onepass_vector_level level,
-                                              onepass_statistic statistic, onepass_type type,
-                                              onepass_type weight_type) {
+                                              onepass_statistic statistic, onepass_type type) {
 #if defined(__x86_64__)
-  if (level == ONEPASS_VECTOR_AVX512) {
-    return onepass_norm_kernels_avx512(statistic, type, weight_type);
-  }
-  if (level == ONEPASS_VECTOR_AVX2) return onepass_norm_kernels_avx2(statistic, type, weight_type);
-  return onepass_norm_kernels_sse2(statistic, type, weight_type);
+  const onepass_norm_kernels *kernels = NULL;
+  if (level == ONEPASS_VECTOR_AVX512) kernels = onepass_norm_kernels_avx512(statistic, type);
+  if (kernels) return kernels;
+  return level == ONEPASS_VECTOR_BASELINE ? onepass_norm_kernels_sse2(statistic, type)
+                                          : onepass_norm_kernels_avx2(statistic, type);
 #elif defined(__aarch64__)
+  const onepass_norm_kernels *kernels = NULL;
 #if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16 && type == ONEPASS_TYPE_BF16)
-    return onepass_norm_kernels_neon_bf16(statistic, type, weight_type);
+  if (level == ONEPASS_VECTOR_NEON_BF16) kernels = onepass_norm_kernels_neon_bf16(statistic, type);
 #endif
   (void)level;
-  return onepass_norm_kernels_neon(statistic, type, weight_type);
+  return kernels ? kernels : onepass_norm_kernels_neon(statistic, type);
 #else
   (void)level;
-  return onepass_norm_kernels_generic(statistic, type, weight_type);
+  return onepass_norm_kernels_generic(statistic, type);
 #endif
 }
 
@@ -95,9 +95,10 @@ static bool can_wait(const onepass_norm_problem *p, int64_t rows, int64_t n, int
   const int64_t row_bytes = bytes_read_together(p, n);
   if (row_bytes <= onepass_this_machine()->l2) return true;
   /* Rows beyond L2 can still wait in the last level, if there are enough of them to keep reading
-   * the next while writing this one, and if it holds both, and the weights that every row needs. */
+   * the next while writing this one, and if it holds both, and the weights that every row needs;
+   * but not for weights that take longer to read from there than the row takes from memory. */
   const bool fits = row_bytes <= (onepass_this_machine()->last - weight_bytes) / (2 * threads);
-  return fits && rows >= 4 * (int64_t)threads;
+  return fits && weight_bytes <= row_bytes && rows >= 4 * (int64_t)threads;
 }
 
 /* Whether channels lie side by side and what is behind them does not, or is nothing. */
@@ -178,12 +179,13 @@ static int64_t count_tasks(const onepass_norm_problem *p) {
   }
 }
 
-/* As many rows at once as fit in half the second-level cache, but whole cache lines of them. */
-static int64_t choose_strip(const onepass_norm_problem *p) {
-  const int64_t column = bytes_read_together(p, p->elements.count);
-  const int64_t fits = onepass_this_machine()->l2 / 2 / column / NARROWEST_STRIP * NARROWEST_STRIP;
-  if (fits < NARROWEST_STRIP) return NARROWEST_STRIP;
-  return fits < WIDEST_STRIP ? fits : WIDEST_STRIP;
+/* Wide, even if a strip then leaves the second-level cache before it is read again, but a share for every thread, and
+ * whole cache lines. */
+static int64_t choose_strip(const onepass_norm_problem *p, int threads) {
+  const int64_t lanes = p->rows.size[p->lane_axis], others = p->rows.count / lanes;
+  int64_t strips = onepass_divide_up(lanes, WIDEST_STRIP);
+  if (others < 4 * (int64_t)threads) strips = onepass_round_up(strips, threads);
+  return onepass_round_up(onepass_divide_up(lanes, strips), NARROWEST_STRIP);
 }
 
 /* What is kept of a slab of LANES: sums of chunks, and values of channels. */
@@ -284,20 +286,23 @@ static void choose_kernels(onepass_plan *plan, onepass_vector_level level) {
   onepass_norm_problem *p = &plan->problem.norm;
   const onepass_statistic statistic = p->op->statistic;
   const onepass_type wide = onepass_type_of_sums(p->type);
-  const onepass_norm_kernels *own = kernels_at(level, statistic, p->type, p->weight_type);
+  const onepass_norm_kernels *own = kernels_at(level, statistic, p->type);
   p->held_weight_type = p->weight_type;
+  if (onepass_sums_weights(&plan->layouts)) {
+    p->narrow_sums = kernels_at(level, statistic, p->weight_type)->narrow_sums;
+  }
   if (is_fused(plan)) {
     p->staging = own;
     p->held_weight_type = wide;
     if (p->weight_type != wide && !p->packed_weights) p->widen_weights = own->widen_weights;
-    p->kernels = kernels_at(level, statistic, wide, wide);
+    p->kernels = kernels_at(level, statistic, wide);
     return;
   }
   if (worth_widening(&plan->layouts, p)) {
     p->widen_weights = own->widen_weights;
     p->held_weight_type = wide;
   }
-  p->kernels = kernels_at(level, statistic, p->type, p->held_weight_type);
+  p->kernels = own;
 }
 
 static int64_t count_channel_tasks(const onepass_norm_problem *p) {
@@ -312,10 +317,11 @@ static void plan_channels(onepass_plan *plan, int threads, onepass_vector_level 
   const onepass_type wide = onepass_type_of_sums(p->type);
   const bool summing = p->backward && onepass_sums_weights(&plan->layouts);
   p->packed = !all_dense(&plan->layouts, whole_roles, &p->spatial);
-  p->kernels = kernels_at(level, p->op->statistic, p->type, wide);
+  p->kernels = kernels_at(level, p->op->statistic, p->type);
+  p->held_weight_type = wide;
   if (is_fused(plan)) {
     p->staging = p->kernels;
-    p->kernels = kernels_at(level, p->op->statistic, wide, wide);
+    p->kernels = kernels_at(level, p->op->statistic, wide);
   }
   p->moves_running =
       !p->backward && !p->use_running && onepass_has(&plan->layouts, ONEPASS_ROLE_RUNNING_MEAN);
@@ -369,7 +375,7 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   p->lane_axis = find_lane_axis(&plan->layouts, &p->rows);
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->strategy = choose_strategy(&plan->layouts, p, threads);
-  if (p->strategy == ONEPASS_NORM_COLUMNS) p->strip = choose_strip(p);
+  if (p->strategy == ONEPASS_NORM_COLUMNS) p->strip = choose_strip(p, threads);
   if (p->strategy == ONEPASS_NORM_SPLIT) p->segment = choose_segment(p, threads);
   if (p->strategy == ONEPASS_NORM_ROWS && summing) {
     const int64_t even = onepass_divide_up(p->rows.count, MOST_ROW_BLOCKS);

@@ -199,7 +199,7 @@ static bool fit_phased_blocks(onepass_norm_choice *c) {
   const int64_t packs = c->n / c->vec + ONEPASS_SECTOR / 16 - 1;
   const int64_t threads = c->size == 2 ? 256 : 512; /* phased_threads in cuda_blocks.cuh */
   if (c->size == 8 || packs > BLOCKS_PACKS * threads) return false;
-  /* L1Norm's longer ones of f32 are faster as wide blocks, by 5 to 25 % (docs/performance.md). */
+  /* L1Norm's longer ones of f32 are faster as wide blocks, by 5 to 25 % (docs/experiments.md). */
   if (!c->moments && c->size == 4 && packs > BLOCKS_PACKS * 224) return false;
   l->packs = BLOCKS_PACKS;
   l->block = (int32_t)onepass_round_up(onepass_divide_up(packs, l->packs), WARP);

@@ -76,6 +76,7 @@ typedef struct onepass_norm_problem {
   bool stream;         /* what moves exceeds the caches: write past them */
   bool packed_weights; /* weight or bias is not dense: copy them first */
   void (*widen_weights)(void *to, const void *from, int64_t count); /* or, if not NULL, do this */
+  void (*narrow_sums)(void *to, const double *sums, int64_t count); /* of dweight and dbias */
   int threads;
   double eps;
   double one_over_n;        /* of the elements in a row */

@@ -11,18 +11,21 @@ enum {
   LEAST_CHANNELS = 4     /* fewer of them leave lanes idle */
 };
 
+/* Of a level, or, for what it has no kernels of its own, of the one below. */
 static const onepass_pool_kernels *kernels_at(onepass_vector_level level, onepass_type type) {
 #if defined(__x86_64__)
-  if (level == ONEPASS_VECTOR_AVX512) return onepass_pool_kernels_avx512(type);
-  if (level == ONEPASS_VECTOR_AVX2) return onepass_pool_kernels_avx2(type);
-  return onepass_pool_kernels_sse2(type);
+  const onepass_pool_kernels *kernels = NULL;
+  if (level == ONEPASS_VECTOR_AVX512) kernels = onepass_pool_kernels_avx512(type);
+  if (kernels) return kernels;
+  return level == ONEPASS_VECTOR_BASELINE ? onepass_pool_kernels_sse2(type)
+                                          : onepass_pool_kernels_avx2(type);
 #elif defined(__aarch64__)
+  const onepass_pool_kernels *kernels = NULL;
 #if defined(ONEPASS_HAS_NEON_BF16)
-  if (level == ONEPASS_VECTOR_NEON_BF16 && type == ONEPASS_TYPE_BF16)
-    return onepass_pool_kernels_neon_bf16(type);
+  if (level == ONEPASS_VECTOR_NEON_BF16) kernels = onepass_pool_kernels_neon_bf16(type);
 #endif
   (void)level;
-  return onepass_pool_kernels_neon(type);
+  return kernels ? kernels : onepass_pool_kernels_neon(type);
 #else
   (void)level;
   return onepass_pool_kernels_generic(type);

@@ -54,6 +54,7 @@ static inline size_t onepass_pool_scratch(const onepass_pool_problem *p) {
          (size_t)onepass_type_size(onepass_type_of_sums(p->type));
 }
 
+/* Those of a level; NULL if those of the level below are as fast. */
 typedef const onepass_pool_kernels *onepass_pool_kernels_at_level(onepass_type type);
 onepass_pool_kernels_at_level onepass_pool_kernels_sse2, onepass_pool_kernels_avx2,
     onepass_pool_kernels_avx512, onepass_pool_kernels_neon, onepass_pool_kernels_neon_bf16,

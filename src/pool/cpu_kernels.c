@@ -1,5 +1,6 @@
-/* The pooling kernels of one vector level, made from the template for every type; of a level that is for bf16, for that
- * alone (ONEPASS_ONLY_BF16), whose sums take some functions of f32. */
+/* The pooling kernels of one vector level, made from the template for every type. A level that is for bf16
+ * (ONEPASS_ONLY_BF16) has those alone, whose sums take some functions of f32; and AVX-512, which does nothing for f64 and
+ * f16 (docs/experiments.md), those of f32 and bf16. */
 #include "pool/cpu.h"
 
 #include <math.h>
@@ -8,8 +9,10 @@
 
 enum {
   REDUCED_ONE_BY_ONE = 16, /* from this stride on, summing every window by itself is cheaper */
-  LEAST_IN_TWOS = 16,      /* shorter rows of maxima are scattered */
-  ADDED_ONE_BY_ONE = 8     /* up to so many fours a window adds them up; beyond, it doubles them */
+  LEAST_STEP = 16,     /* backward, from this stride on runs of one gradient are made at once, */
+  MOST_HOLDING = 8,    /* if at most so many windows hold an element */
+  LEAST_IN_TWOS = 16,  /* shorter rows of maxima are scattered */
+  ADDED_ONE_BY_ONE = 8 /* up to so many fours a window adds them up; beyond, it doubles them */
 };
 
 #include "pool/cpu_pieces.h"
@@ -24,7 +27,7 @@ enum {
 #undef ELEMENT
 #undef SUMS
 
-#ifndef ONEPASS_ONLY_BF16
+#if !defined(ONEPASS_ONLY_BF16) && !defined(__AVX512F__)
 #define ELEMENT f64
 #define SUMS    f64
 #include "pool/cpu_one_type.h"
@@ -54,10 +57,12 @@ const onepass_pool_kernels *JOIN2(onepass_pool_kernels_, ONEPASS_LEVEL)(onepass_
   static const onepass_pool_kernels of_type[ONEPASS_TYPE_COUNT] = {
 #ifndef ONEPASS_ONLY_BF16
       [ONEPASS_TYPE_F32] = KERNELS(f32),
+#ifndef __AVX512F__
       [ONEPASS_TYPE_F64] = KERNELS(f64),
       [ONEPASS_TYPE_F16] = KERNELS(f16),
 #endif
+#endif
       [ONEPASS_TYPE_BF16] = KERNELS(bf16),
   };
-  return &of_type[type];
+  return of_type[type].forward ? &of_type[type] : NULL;
 }

@@ -15,6 +15,9 @@
 #undef ON1
 #undef ON2
 #undef ON4
+#undef LOAD_PART
+#undef LOAD_PARTC
+#undef STORE_LANESC
 #undef GET
 #undef PUT
 #undef MOST

@@ -6,6 +6,8 @@
 #define PICK           JOIN2(pick_, SUMS)
 #define ONLY           JOIN2(only_, SUMS)
 #define FOLD           JOIN2(fold_, SUMS)
+#define LOAD_PARTC     JOIN2(load_part_, SUMS)
+#define STORE_LANESC   JOIN2(store_lanes_, SUMS)
 #define ALL_INTS       JOIN2(all_ints_, SUMS)
 #define LOADI          JOIN2(load_ints_, SUMS)
 #define STOREI         JOIN2(store_ints_, SUMS)
@@ -25,21 +27,35 @@ ALWAYS_INLINE V NAME(join)(V a, V b, const onepass_join how) {
   return how == ONEPASS_JOIN_MAXIMA ? MOST(a, b) : a + b;
 }
 
+ALWAYS_INLINE V NAME(join_terms)(const V *term, const int count, const onepass_join how) {
+  V all = NAME(join)(term[0], term[1], how);
+  if (count == 1) return term[0];
+  if (count == 3) return NAME(join)(all, term[2], how);
+  return count == 2 ? all : NAME(join)(all, NAME(join)(term[2], term[3], how), how);
+}
+
 ALWAYS_INLINE V NAME(join_at)(const C *line, const T *const *rows, const C *weights,
                               const int count, const bool more, int64_t i, const onepass_join how) {
-  V term[JOINED_AT_ONCE];
+  V term[JOINED_AT_ONCE] = {0};
   UNROLL for (int r = 0; r < count; r++) {
     term[r] = LOAD(rows[r] + i);
     if (how == ONEPASS_JOIN_WEIGHTED) term[r] *= ALL(weights[r]);
   }
-  if (count == 4) {
-    term[2] = NAME(join)(term[2], term[3], how);
-    term[1] = NAME(join)(term[0], term[1], how);
-    term[0] = NAME(join)(term[1], term[2], how);
-  } else {
-    UNROLL for (int r = 1; r < count; r++) term[0] = NAME(join)(term[0], term[r], how);
+  const V all = NAME(join_terms)(term, count, how);
+  return more ? NAME(join)(LOADC(line + i), all, how) : all;
+}
+
+/* Fewer elements than a vector has. */
+ALWAYS_INLINE void NAME(join_few)(C *line, const T *const *rows, const C *weights, int count,
+                                  bool more, int64_t length, onepass_join how) {
+  V term[JOINED_AT_ONCE] = {0};
+  for (int r = 0; r < count; r++) {
+    term[r] = LOAD_PART(rows[r], length);
+    if (how == ONEPASS_JOIN_WEIGHTED) term[r] *= ALL(weights[r]);
   }
-  return more ? NAME(join)(LOADC(line + i), term[0], how) : term[0];
+  V all = NAME(join_terms)(term, count, how);
+  if (more) all = NAME(join)(LOAD_PARTC(line, length), all, how);
+  STORE_LANESC(line, all, 0, length);
 }
 
 /* line[i] = rows[0][i] and so on joined, and with them what line[i] was if there is `more`. */
@@ -47,18 +63,7 @@ ALWAYS_INLINE void NAME(join_group)(C *line, const T *const *rows, const C *weig
                                     const int count, const bool more, int64_t length,
                                     const onepass_join how) {
   if (length < W) {
-    for (int64_t i = 0; i < length; i++) { /* in the order that vectors have */
-      C term[JOINED_AT_ONCE];
-      for (int r = 0; r < count; r++) {
-        term[r] = GET(rows[r] + i);
-        if (how == ONEPASS_JOIN_WEIGHTED) term[r] *= weights[r];
-      }
-      if (count == 4) term[2] = NAME(join_one)(term[2], term[3], how);
-      for (int r = 1; r < (count == 4 ? 3 : count); r++) {
-        term[0] = NAME(join_one)(term[0], term[r], how);
-      }
-      line[i] = more ? NAME(join_one)(line[i], term[0], how) : term[0];
-    }
+    NAME(join_few)(line, rows, weights, count, more, length, how);
     return;
   }
   /* The last vector may overlap the one before it, so it is made first. */
@@ -73,7 +78,9 @@ ALWAYS_INLINE void NAME(join_group)(C *line, const T *const *rows, const C *weig
 ALWAYS_INLINE void NAME(join_counted)(C *line, const T *const *rows, const C *weights, int count,
                                       bool more, int64_t length, const onepass_join how) {
 #define CASE(c)                                                   \
-  if (more) {                                                     \
+  if (ONE_COPY) {                                                 \
+    NAME(join_group)(line, rows, weights, c, more, length, how);  \
+  } else if (more) {                                              \
     NAME(join_group)(line, rows, weights, c, true, length, how);  \
   } else {                                                        \
     NAME(join_group)(line, rows, weights, c, false, length, how); \
@@ -93,7 +100,9 @@ ALWAYS_INLINE void NAME(join_counted)(C *line, const T *const *rows, const C *we
 /* One to JOINED_AT_ONCE rows. */
 static void NAME(join_rows)(C *line, const T *const *rows, const C *weights, int count, bool more,
                             int64_t length, onepass_join how) {
-  if (how == ONEPASS_JOIN_MAXIMA) {
+  if (ONE_COPY) {
+    NAME(join_counted)(line, rows, weights, count, more, length, how);
+  } else if (how == ONEPASS_JOIN_MAXIMA) {
     NAME(join_counted)(line, rows, weights, count, more, length, ONEPASS_JOIN_MAXIMA);
   } else if (how == ONEPASS_JOIN_WEIGHTED) {
     NAME(join_counted)(line, rows, weights, count, more, length, ONEPASS_JOIN_WEIGHTED);

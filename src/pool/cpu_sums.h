@@ -19,6 +19,7 @@
 #define ON1       JOIN2(on1_, SUMS)
 #define ON2       JOIN2(on2_, SUMS)
 #define ON4       JOIN2(on4_, SUMS)
+#define LOAD_PART JOIN2(load_part_, ELEMENT)
 #define GET       JOIN2(get_, ELEMENT)
 #define PUT       JOIN2(put_, ELEMENT)
 
@@ -42,20 +43,20 @@ static void NAME(sum_fours)(C *fours, const T *x, int64_t count) {
   }
 }
 
-/* y[i] = (the sum of `quads` fours and `singles` elements from i on) * scale, for i in 0..count.
- * The window's last elements, from `tail` on, are the singles; `tail` has count + singles - 1
- * elements. */
-ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, const T *tail,
-                                        const int singles, int64_t count, C scale,
-                                        const bool stream) {
-  int64_t i = 0;
-  UNROLL_4 for (; i + W <= count; i += W) {
-    V sum = LOADC(fours + i);
-    UNROLL for (int q = 1; q < quads; q++) sum += LOADC(fours + i + 4 * q);
-    UNROLL for (int s = 0; s < singles; s++) sum += LOAD(tail + i + s);
-    STORE(y + i, sum * ALL(scale), stream);
-  }
-  for (; i < count; i++) {
+/* The sums of a vector of windows from i on: of `quads` fours and `singles` elements, which are the last of a window and
+ * begin with `tail`. */
+ALWAYS_INLINE V NAME(windows_at)(const C *fours, const int quads, const T *tail, const int singles,
+                                 int64_t i) {
+  V sum = LOADC(fours + i);
+  UNROLL for (int q = 1; q < quads; q++) sum += LOADC(fours + i + 4 * q);
+  UNROLL for (int s = 0; s < singles; s++) sum += LOAD(tail + i + s);
+  return sum;
+}
+
+/* Fewer outputs than a vector has. */
+ALWAYS_INLINE void NAME(finish_few)(T *y, const C *fours, int quads, const T *tail, int singles,
+                                    int64_t count, C scale) {
+  for (int64_t i = 0; i < count; i++) {
     C sum = fours[i];
     for (int q = 1; q < quads; q++) sum += fours[i + 4 * q];
     for (int s = 0; s < singles; s++) sum += GET(tail + i + s);
@@ -63,27 +64,57 @@ ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, c
   }
 }
 
-/* Windows of one to three elements need no fours. */
-ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, int64_t count,
-                                           C scale, const bool stream) {
+/* y[i] = (the sum of the window from i on) * scale, for i in 0..count; `tail` has count + singles - 1 elements. The last
+ * vector may overlap the one before it. */
+ALWAYS_INLINE void NAME(finish_windows)(T *y, const C *fours, const int quads, const T *tail,
+                                        const int singles, int64_t count, C scale, bool stream) {
+  if (count < W) {
+    NAME(finish_few)(y, fours, quads, tail, singles, count, scale);
+    return;
+  }
   int64_t i = 0;
   UNROLL_4 for (; i + W <= count; i += W) {
-    V sum = LOAD(x + i);
-    prefetch_ahead(x + i, W * sizeof(T));
-    UNROLL for (int s = 1; s < kernel; s++) sum += LOAD(x + i + s);
-    STORE(y + i, sum * ALL(scale), stream);
+    STORE(y + i, NAME(windows_at)(fours, quads, tail, singles, i) * ALL(scale), stream);
   }
-  for (; i < count; i++) {
+  if (i == count) return;
+  i = count - W;
+  STORE(y + i, NAME(windows_at)(fours, quads, tail, singles, i) * ALL(scale), false);
+}
+
+/* Windows of one to three elements need no fours. */
+ALWAYS_INLINE V NAME(small_windows_at)(const T *x, const int kernel, int64_t i) {
+  V sum = LOAD(x + i);
+  UNROLL for (int s = 1; s < kernel; s++) sum += LOAD(x + i + s);
+  return sum;
+}
+
+ALWAYS_INLINE void NAME(sum_few)(T *y, const T *x, int kernel, int64_t count, C scale) {
+  for (int64_t i = 0; i < count; i++) {
     C sum = GET(x + i);
     for (int s = 1; s < kernel; s++) sum += GET(x + i + s);
     PUT(y + i, sum * scale);
   }
 }
 
+ALWAYS_INLINE void NAME(sum_small_windows)(T *y, const T *x, const int kernel, int64_t count,
+                                           C scale, bool stream) {
+  if (count < W) {
+    NAME(sum_few)(y, x, kernel, count, scale);
+    return;
+  }
+  int64_t i = 0;
+  UNROLL_4 for (; i + W <= count; i += W) {
+    prefetch_ahead(x + i, W * sizeof(T));
+    STORE(y + i, NAME(small_windows_at)(x, kernel, i) * ALL(scale), stream);
+  }
+  if (i == count) return;
+  i = count - W;
+  STORE(y + i, NAME(small_windows_at)(x, kernel, i) * ALL(scale), false);
+}
+
 /* Windows of eight, the most common large ones, stay in registers all the way. Returns how many of
  * the `count` outputs it did; the rest is too near the end of x, which has count + 7 elements. */
-ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale,
-                                       const bool stream) {
+ALWAYS_INLINE int64_t NAME(sum_eights)(T *y, const T *x, int64_t count, C scale, bool stream) {
   int64_t i = 0;
   enum { GROUP = 4 };
   if (count + 7 < (3 + GROUP) * W) return 0;
@@ -148,19 +179,13 @@ static void NAME(sum_tile)(T *y, const T *x, int64_t kernel, int64_t count, C sc
   const int64_t quads = kernel / 4;
   const int singles = (int)(kernel % 4);
   const T *tail = x + 4 * quads;
+  const bool streams =
+      ONEPASS_HAS_STREAMS && stream; /* asked for every vector: no loop is there twice */
 #define CASE(q, s)                                                     \
-  if (ONEPASS_HAS_STREAMS && stream) {                                 \
-    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, true);  \
-  } else {                                                             \
-    NAME(finish_windows)(y, scratch, q, tail, s, count, scale, false); \
-  }                                                                    \
+  NAME(finish_windows)(y, scratch, q, tail, s, count, scale, streams); \
   return
 #define SMALL_CASE(k)                                      \
-  if (ONEPASS_HAS_STREAMS && stream) {                     \
-    NAME(sum_small_windows)(y, x, k, count, scale, true);  \
-  } else {                                                 \
-    NAME(sum_small_windows)(y, x, k, count, scale, false); \
-  }                                                        \
+  NAME(sum_small_windows)(y, x, k, count, scale, streams); \
   return
   if (kernel == 1) {
     SMALL_CASE(1);

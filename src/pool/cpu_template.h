@@ -17,16 +17,13 @@ static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t
     i += unaligned;
   }
   const bool aligned = unaligned < end - begin;
-  if (kernel == 8 && W >= 4 && ONEPASS_HAS_STREAMS && stream && aligned) {
-    i += NAME(sum_eights)(y + i, x + i, end - i, scale, true);
-  } else if (kernel == 8 && W >= 4) {
-    i += NAME(sum_eights)(y + i, x + i, end - i, scale, false);
+  if (kernel == 8 && W >= 4) {
+    i += NAME(sum_eights)(y + i, x + i, end - i, scale, ONEPASS_HAS_STREAMS && stream && aligned);
   }
   for (; i < end; i += ONEPASS_POOL_TILE) {
     const int64_t count = end - i < ONEPASS_POOL_TILE ? end - i : ONEPASS_POOL_TILE;
     NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && aligned);
   }
-  if (stream) end_streams();
 }
 
 /* The sums of `count` windows `stride` apart that start with `laid_out`, into `sums`. */
@@ -119,12 +116,33 @@ ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
 
 /* Small windows with strides to match, wholly inside a dense line: as constants the compiler turns
  * the strides into de-interleaving loads. x is where output 0 would start. */
+ALWAYS_INLINE void NAME(stride_over_sums)(C *restrict sums, const C *restrict x, const int kernel,
+                                          const int stride, int64_t begin, int64_t end, C scale) {
+  for (int64_t o = begin; o < end; o++) {
+    C sum = x[o * stride];
+    UNROLL for (int k = 1; k < kernel; k++) sum += x[o * stride + k];
+    sums[o] = sum * scale;
+  }
+}
+
+/* Halves are made sums first, some at a time. */
 ALWAYS_INLINE void NAME(stride_over)(T *restrict y, const T *restrict x, const int kernel,
                                      const int stride, int64_t begin, int64_t end, C scale) {
-  for (int64_t o = begin; o < end; o++) {
-    C sum = GET(x + o * stride);
-    UNROLL for (int k = 1; k < kernel; k++) sum += GET(x + o * stride + k);
-    PUT(y + o, sum * scale);
+  if (sizeof(T) == sizeof(C)) {
+    NAME(stride_over_sums)
+    ((C *)(void *)y, (const C *)(const void *)x, kernel, stride, begin, end, scale);
+    return;
+  }
+  enum { SOME = 256, LARGEST = 4 };
+  C laid_out[LARGEST * SOME], sums[SOME];
+  for (int64_t first = begin; first < end; first += SOME) {
+    const int64_t count = end - first < SOME ? end - first : SOME;
+    const int64_t from = first * stride, to = from + (count - 1) * stride + kernel;
+    NAME(lay_out)(laid_out, x, 1, to, from, to);
+    NAME(stride_over_sums)(sums, laid_out, kernel, stride, 0, count, scale);
+    int64_t i = 0;
+    for (; i + W <= count; i += W) STORE(y + first + i, LOADC(sums + i), false);
+    for (; i < count; i++) PUT(y + first + i, sums[i]);
   }
 }
 
@@ -212,8 +230,33 @@ static void NAME(wide_backward)(const onepass_pool_problem *p, T *dx, const T *d
   }
 }
 
+/* Windows some way apart: from where one begins or ends to where the next one does, all elements have one gradient. */
+static void NAME(stepped_backward)(const onepass_pool_problem *p, T *dx, const T *dy, int64_t begin,
+                                   int64_t end) {
+  const int64_t stride = p->wide.stride, kernel = p->wide.kernel, padding = p->wide.padding;
+  const int64_t ended = begin + padding - kernel; /* windows that start here have */
+  int64_t oldest = ended < 0 ? 0 : ended / stride + 1, newest = (begin + padding) / stride;
+  for (int64_t i = begin; i < end;) {
+    C sum = 0;
+    for (int64_t o = oldest; o <= newest && o < p->wide.pooled; o++) {
+      sum += GET(dy + o * p->wide.pooled_step) * NAME(share_of)(p, o);
+    }
+    T gradient;
+    PUT(&gradient, sum);
+    const int64_t next = (newest + 1) * stride - padding, over = oldest * stride + kernel - padding;
+    const int64_t changes = next < over ? next : over, until = changes < end ? changes : end;
+    for (; i < until; i++) dx[i * p->wide.long_step] = gradient;
+    newest += next == changes;
+    oldest += over == changes;
+  }
+}
+
 static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *dy, int64_t begin,
                            int64_t end, void *scratch) {
+  if (p->wide.stride >= LEAST_STEP && p->wide.kernel <= MOST_HOLDING * p->wide.stride) {
+    NAME(stepped_backward)(p, dx, dy, begin, end);
+    return;
+  }
   if (p->wide.kernel > ONEPASS_POOL_WIDEST_TILED) {
     NAME(wide_backward)(p, dx, dy, begin, end);
     return;

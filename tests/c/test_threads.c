@@ -186,11 +186,41 @@ static void test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads(v
   call_free(c);
 }
 
+/* Rows side by side, one of which cannot be multiplied with a reciprocal: threads have other neighbours of theirs to do
+ * together, whose bits they must not change. */
+static void test_a_row_to_be_divided_does_not_change_its_neighbours(void) {
+  const int64_t shape[2] = {SLOW ? 500 : 1500, 700}; /* worth several threads */
+  const enum kind kinds[] = {L1_FORWARD, L1_BACKWARD, L2_FORWARD};
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+    for (size_t d = 0; d < 4; d++) {
+      call *one = call_new(kinds[k], every_dtype[d], 2, shape, 0);
+      call *many = call_new(kinds[k], every_dtype[d], 2, shape, 0);
+      one->norm.eps = many->norm.eps = 0;
+      for (int64_t i = 0; i < one->role[X]->count; i++) {
+        const double x = i % shape[1] == 600 ? -0.0 : array_get(one->role[X], i);
+        array_set(one->role[X], i, x);
+        array_set(many->role[X], i, x);
+      }
+      one->options.threads = 1;
+      EXPECT_OK(call_run(one));
+      for (int threads = 2; threads <= 11; threads += 3) {
+        many->options.threads = threads;
+        EXPECT_OK(call_run(many));
+        EXPECT(call_outputs_same_bits(one, many), "%s of %s: %d threads give other bits than one",
+               kind_name[kinds[k]], dtype_name(every_dtype[d]), threads);
+      }
+      call_free(many);
+      call_free(one);
+    }
+  }
+}
+
 int main(void) {
   test_many_threads_run_one_plan_at_once();
   test_plans_are_made_by_many_threads_at_once();
   test_the_number_of_threads_does_not_show_in_the_bits();
   test_the_same_call_gives_the_same_bits_twice();
   test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads();
+  test_a_row_to_be_divided_does_not_change_its_neighbours();
   return expect_report("test_threads");
 }
