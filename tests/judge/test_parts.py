@@ -1,6 +1,7 @@
 """The judge's parts, one by one: what needs no process of its own."""
 
 import ast
+import ctypes
 import math
 import random
 from pathlib import Path
@@ -23,6 +24,7 @@ from onepass.judge.timing import Times
 from onepass.judge.trial import leak_in
 from onepass.judge.verdict import Judgement, grade, near_thresholds, worst_status
 from onepass.judge.wire import Place, Table
+from onepass.judge.worker import fill_new_memory
 
 Write = Callable[[str, str], Path]
 SOURCES = sorted(Path(onepass.judge.__file__).parent.glob("*.py"))
@@ -320,6 +322,24 @@ def test_a_tensor_at_an_address() -> None:
     assert view.stride() == (1, 2) and view.storage_offset() == 0
     assert memory[512:536].view(torch.float32).tolist() == [0, 3, 1, 4, 2, 5]
     assert device_bytes(memory.data_ptr(), 4, torch.device("cpu")).data_ptr() == memory.data_ptr()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_new_memory_is_no_number() -> None:
+    """Whatever the heap looks like: neither blocks that come from the system nor those freed before are left out, but
+    for those of a few elements, which a thread may keep for itself."""
+    generator = random.Random(5)
+    kept = [torch.ones(generator.randrange(1, 1 << generator.randrange(1, 22))) for _ in range(300)]
+    del kept[::2]
+    fill_new_memory(True)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            for _ in range(100):
+                new = torch.empty(generator.randrange(1024, 1 << generator.randrange(11, 20)), dtype=dtype)
+                assert bool(new.isnan().all()), new
+                kept.append(new)
+    finally:
+        fill_new_memory(False)
 
 
 def test_the_table_refuses_nonsense(tmp_path: Path) -> None:

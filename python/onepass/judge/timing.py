@@ -66,8 +66,8 @@ class Race:
         bench = self.bench
         names = ["candidate", "eager"]
         for worker in {self.candidate, bench.reference}:
-            bench.release(worker, poison=True)
-        bench.fill([Case("fresh", bench.new_seed()) for _ in range(2)])
+            bench.release(worker, poison=True)  # which touches it
+        self.prepare([Case("fresh", bench.new_seed()) for _ in range(2)])
         idle = self.idle(1, "0")
         for name in names:
             self.once(name, [0])

@@ -53,6 +53,15 @@ def watch(options: Dict[str, Any], tell: Callable[[Dict[str, Any]], None]) -> No
     sys.addaudithook(look)
 
 
+def fill_new_memory(on: bool) -> None:
+    """Whether glibc fills what malloc gives with bytes of ones, which are NaN in every type: the complement of the
+    lowest byte here, and nothing at all for 0."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        perturb = -6  # as malloc.h numbers it
+        libc.mallopt(perturb, 0x100 if on else 0)
+
+
 class Runner:
     """Models by name, inputs in shared memory, and what the last calls have given."""
 
@@ -120,10 +129,12 @@ class Runner:
         return {"copied": copied, "seconds": time.monotonic() - start}
 
     def do_release(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Forgets the last results, and fills the memory they leave with NaN: a result that is not written
-        will have some in it."""
+        """Forgets the last results, and fills the memory they leave with NaN, on a CPU all that is taken until the
+        next release: a result that is not written will have some in it."""
         torch = self.torch
         self.kept.clear()
+        if not self.driver:
+            fill_new_memory(bool(request.get("poison")))
         if request.get("poison"):
             blocks = [torch.full((size // 4 + 1,), float("nan"), device=self.device)[:size // 4 + 1]
                       for size in request["poison"]]
