@@ -7,8 +7,12 @@
 #include "cpu/threads.h"
 
 enum {
-  LEAST_SEGMENT = 16384, /* outputs; shorter lines are one task each */
-  LEAST_CHANNELS = 4     /* fewer of them leave lanes idle */
+  LEAST_SEGMENT = 16384,  /* outputs; shorter lines are one task each */
+  SHORT_LINE = 64,        /* elements; forward, up to here a line is done as a plane */
+  SHORT_DENSE_LINE = 256, /* up to here if windows are one apart */
+  LEAST_APART = 8, /* backward, strides from which zeros are no loss if windows do not overlap */
+  LEAST_STREAMED_LINE = 2048, /* bytes; shorter ones are mostly beginnings and ends */
+  LEAST_CHANNELS = 4          /* fewer of them leave lanes idle */
 };
 
 /* Of a level, or, for what it has no kernels of its own, of the one below. */
@@ -40,9 +44,20 @@ static int64_t segments_of(const onepass_pool_problem *p) {
   return (output_length(p) - 1) / p->segment + 1;
 }
 
+/* Whether a line is done as a plane of one row: where several short ones are to be done at a time, and for gradients
+ * of windows with strides, which planes do without the zeros in between. */
+static bool is_better_as_plane(const onepass_pool_problem *p) {
+  const onepass_pool_axis *wide = &p->wide;
+  if (!p->backward) return wide->length <= (wide->stride == 1 ? SHORT_DENSE_LINE : SHORT_LINE);
+  const bool apart = wide->stride >= wide->kernel && wide->stride >= LEAST_APART;
+  return wide->stride > 1 && wide->stride < ONEPASS_POOL_LEAST_STEP && !apart &&
+         wide->length > SHORT_LINE && wide->kernel <= ONEPASS_POOL_WIDEST_EVEN;
+}
+
 static void choose_lines(onepass_plan *plan, int threads) {
   onepass_pool_problem *p = &plan->problem.pool;
   p->stream = p->wide.long_step == 1 && p->wide.pooled_step == 1 &&
+              output_length(p) * onepass_type_size(p->type) >= LEAST_STREAMED_LINE &&
               plan->info.bytes > onepass_this_machine()->last;
   /* Whole lines, unless there are fewer than threads. */
   const int64_t share =
@@ -254,7 +269,7 @@ void onepass_pool_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   onepass_pool_problem *p = &plan->problem.pool;
   threads = onepass_threads_worth(threads, plan->info.bytes);
   p->kernels = kernels_at(level, p->type);
-  if (onepass_pool_is_plain(p)) {
+  if (onepass_pool_is_plain(p) && !is_better_as_plane(p)) {
     choose_lines(plan, threads);
   } else if (choose_channels(plan, threads) || choose_planes(plan, threads)) {
     plan->run = run_planes;

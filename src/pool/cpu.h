@@ -42,6 +42,7 @@ enum {
   ONEPASS_POOL_WHOLE_LINE = 8192,    /* adaptive: longer lines are not laid out as a whole */
   ONEPASS_POOL_MOST_TAPS = 32,       /* kernels and strides up to here are split into taps */
   ONEPASS_POOL_MOST_ROWS = 64,       /* short rows that are done together */
+  ONEPASS_POOL_LEAST_STEP = 16,      /* backward, from this stride on gradients come in runs */
   ONEPASS_POOL_BUFFERS = 6,
   ONEPASS_POOL_LARGEST_PLANE = 1 << 24 /* of halves, that are summed in scratch memory */
 };

@@ -5,12 +5,16 @@
 
 #include <math.h>
 
+#include "cpu/simd_across.h"
 #include "cpu/template.h"
 
 enum {
-  REDUCED_ONE_BY_ONE = 16, /* from this stride on, summing every window by itself is cheaper */
-  LEAST_STEP = 16,     /* backward, from this stride on runs of one gradient are made at once, */
-  MOST_HOLDING = 8,    /* if at most so many windows hold an element */
+  CACHE_LINE = 64,
+  SPLIT_EVENLY = 4,  /* strides up to here have loops of their own */
+  MOST_APART = 128,  /* windows of up to so many elements are summed each by itself, in lanes, */
+  MOST_OVERLAP = 16, /* if at most so many of them hold an element; */
+  REDUCED_ONE_BY_ONE = 16, /* from this stride on all are; others at every place */
+  MOST_HOLDING = 8,    /* backward, gradients come in runs if at most so many windows hold one */
   LEAST_IN_TWOS = 16,  /* shorter rows of maxima are scattered */
   ADDED_ONE_BY_ONE = 8 /* up to so many fours a window adds them up; beyond, it doubles them */
 };

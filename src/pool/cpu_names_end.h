@@ -18,6 +18,7 @@
 #undef LOAD_PART
 #undef LOAD_PARTC
 #undef STORE_LANESC
+#undef ACROSS
 #undef GET
 #undef PUT
 #undef MOST

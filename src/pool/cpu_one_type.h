@@ -1,9 +1,9 @@
 /* All kernels for one element type, in an order that matters. */
 #include "pool/cpu_sums.h"
 
-#include "pool/cpu_template.h"
-
 #include "pool/cpu_rows.h"
+
+#include "pool/cpu_template.h"
 
 #include "pool/cpu_planes.h"
 

@@ -4,6 +4,11 @@ ALWAYS_INLINE int64_t inside_of(int64_t position, int64_t length) {
   return position < 0 ? 0 : position > length ? length : position;
 }
 
+/* Whether windows are summed each by itself, in the lanes of a vector. */
+ALWAYS_INLINE bool is_summed_apart(int64_t kernel, int64_t stride) {
+  return stride > 1 && kernel <= MOST_APART && kernel <= MOST_OVERLAP * stride;
+}
+
 __extension__ typedef unsigned __int128 onepass_wide_product;
 
 /* Division of numbers below 2^32 by one that stays the same, exactly. */

@@ -72,7 +72,7 @@ static NAME(taps)
     taps.row[k] = phase + k * dilation / stride;
     if (done >> residue & 1) continue;
     done |= 1u << residue;
-    for (int64_t i = stride <= 4 ? whole : 0; i * stride + residue < span; i++) {
+    for (int64_t i = stride <= SPLIT_EVENLY ? whole : 0; i * stride + residue < span; i++) {
       phase[i] = line[i * stride + residue];
     }
   }
@@ -125,7 +125,9 @@ static void NAME(join_windows)(const onepass_pool_problem *p, C *out, C *line, i
   const onepass_pool_axis *wide = &p->wide;
   const int64_t span = (count - 1) * wide->stride + wide->extent;
   const bool maxima = p->op == ONEPASS_MAX_POOL;
-  if (NAME(has_taps)(wide) && wide->stride > 1) {
+  const bool apart =
+      !maxima && wide->stride > SPLIT_EVENLY && is_summed_apart(wide->kernel, wide->stride);
+  if (NAME(has_taps)(wide) && wide->stride > 1 && !apart) {
     const NAME(taps) taps = NAME(taps_of)(wide, line, span, spare);
     NAME(join_taps)(out, &taps, count, maxima ? ONEPASS_JOIN_MAXIMA : ONEPASS_JOIN_SUMS);
   } else if (maxima) {

@@ -4,7 +4,6 @@
 
 #define MOST           JOIN2(max_, SUMS)
 #define PICK           JOIN2(pick_, SUMS)
-#define ONLY           JOIN2(only_, SUMS)
 #define FOLD           JOIN2(fold_, SUMS)
 #define LOAD_PARTC     JOIN2(load_part_, SUMS)
 #define STORE_LANESC   JOIN2(store_lanes_, SUMS)
@@ -201,7 +200,7 @@ static void NAME(fill)(C *line, int64_t count, C value) {
 }
 
 /* `count` elements `step` apart as sums. */
-static void NAME(unpack)(C *line, const T *row, int64_t step, int64_t count) {
+NEVER_INLINE void NAME(unpack)(C *line, const T *row, int64_t step, int64_t count) {
   int64_t i = 0;
   if (step == 1) {
     for (; i + W <= count; i += W) STOREC(line + i, LOAD(row + i), false);
@@ -214,7 +213,7 @@ static void NAME(unpack)(C *line, const T *row, int64_t step, int64_t count) {
 }
 
 /* Sums, times a scale, as elements `step` apart. */
-static void NAME(put_scaled)(T *y, int64_t step, const C *sums, int64_t count, C scale) {
+NEVER_INLINE void NAME(put_scaled)(T *y, int64_t step, const C *sums, int64_t count, C scale) {
   int64_t i = 0;
   if (step == 1) {
     for (; i + W <= count; i += W) STORE(y + i, LOADC(sums + i) * ALL(scale), false);
@@ -226,7 +225,7 @@ static void NAME(put_scaled)(T *y, int64_t step, const C *sums, int64_t count, C
   for (; i < count; i++) PUT(y + i * step, sums[i] * scale);
 }
 
-static void NAME(put_all)(T *y, int64_t step, const C *sums, int64_t count) {
+NEVER_INLINE void NAME(put_all)(T *y, int64_t step, const C *sums, int64_t count) {
   int64_t i = 0;
   if (step == 1) {
     for (; i + W <= count; i += W) STORE(y + i, LOADC(sums + i), false);

@@ -20,6 +20,8 @@
 #define ON2       JOIN2(on2_, SUMS)
 #define ON4       JOIN2(on4_, SUMS)
 #define LOAD_PART JOIN2(load_part_, ELEMENT)
+#define ONLY      JOIN2(only_, SUMS)
+#define ACROSS    JOIN2(sums_across_, SUMS)
 #define GET       JOIN2(get_, ELEMENT)
 #define PUT       JOIN2(put_, ELEMENT)
 
@@ -248,4 +250,34 @@ static double NAME(sum_window)(const T *x, int64_t count) {
   }
   for (; i < count; i++) total += (double)GET(x + i);
   return total;
+}
+
+/* The sums of W windows some way apart: each in the lanes of a vector, which are added up for all of them at once. Of the
+ * last window as much is read as whole vectors reach; windows from `count` on are the last one again. */
+ALWAYS_INLINE V NAME(sums_apart)(const T *x, int64_t kernel, int64_t stride, int64_t count) {
+  V sums[W] = {0};
+  int64_t i = 0;
+#define WINDOW(j) (x + ((j) < count ? (j) : count - 1) * stride + i)
+  for (; i + W <= kernel; i += W) {
+    UNROLL for (int j = 0; j < W; j++) sums[j] += LOAD(WINDOW(j));
+  }
+  if (i < kernel) {
+    UNROLL for (int j = 0; j < W; j++) sums[j] += ONLY(LOAD(WINDOW(j)), 0, kernel - i);
+  }
+#undef WINDOW
+  return ACROSS(sums);
+}
+
+/* sums[o] = the sum of the window from x[o * stride] on. The last vector may overlap the one before it. */
+NEVER_INLINE void NAME(sum_apart)(C *sums, const T *x, int64_t kernel, int64_t stride,
+                                  int64_t count) {
+  if (count < W) {
+    const V few = NAME(sums_apart)(x, kernel, stride, count);
+    memcpy(sums, &few, (size_t)count * sizeof(C));
+    return;
+  }
+  for (int64_t o = 0; o < count; o += W) {
+    if (o > count - W) o = count - W;
+    STOREC(sums + o, NAME(sums_apart)(x + o * stride, kernel, stride, W), false);
+  }
 }

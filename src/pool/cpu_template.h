@@ -5,30 +5,38 @@
  * memory tiled    a piece of the line is laid out as sums with its padding and gaps, and windows
  * are summed there wide     windows too large for a tile: one by one */
 
-/* Outputs begin..end of a line whose windows start at x + begin and so on, all inside. */
+/* Elements from p to the next multiple of so many bytes. */
+ALWAYS_INLINE int64_t NAME(to_multiple)(const T *p, int bytes) {
+  return (int64_t)(-(uintptr_t)p % (uintptr_t)bytes / sizeof(T));
+}
+
+/* Outputs begin..end of a line whose windows start at x + begin and so on, all inside. Only whole cache lines are
+ * streamed: to write the rest of one that is on its way past the caches takes many times as long. */
 static void NAME(dense)(T *y, const T *x, int64_t kernel, int64_t begin, int64_t end, C *scratch,
                         bool stream) {
   const C scale = (C)(1 / (double)kernel);
-  const int64_t unaligned = (int64_t)((W * sizeof(T) - (uintptr_t)(y + begin) % (W * sizeof(T))) %
-                                      (W * sizeof(T)) / sizeof(T));
-  int64_t i = begin;
-  if (unaligned && unaligned < end - i) {
-    NAME(sum_tile)(y + i, x + i, kernel, unaligned, scale, scratch, false);
-    i += unaligned;
+  const int64_t head = NAME(to_multiple)(y + begin, stream ? CACHE_LINE : W * (int)sizeof(T));
+  int64_t i = head < end - begin ? begin + head : end, whole = end;
+  if (stream) whole -= (int64_t)((uintptr_t)(y + end) % CACHE_LINE / sizeof(T));
+  if (begin < i) NAME(sum_tile)(y + begin, x + begin, kernel, i - begin, scale, scratch, false);
+  if (kernel == 8 && W >= 4 && i < whole) {
+    i += NAME(sum_eights)(y + i, x + i, whole - i, scale, ONEPASS_HAS_STREAMS && stream);
   }
-  const bool aligned = unaligned < end - begin;
-  if (kernel == 8 && W >= 4) {
-    i += NAME(sum_eights)(y + i, x + i, end - i, scale, ONEPASS_HAS_STREAMS && stream && aligned);
-  }
-  for (; i < end; i += ONEPASS_POOL_TILE) {
-    const int64_t count = end - i < ONEPASS_POOL_TILE ? end - i : ONEPASS_POOL_TILE;
-    NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && aligned);
+  while (i < end) {
+    const int64_t left = (i < whole ? whole : end) - i;
+    const int64_t count = left < ONEPASS_POOL_TILE ? left : ONEPASS_POOL_TILE;
+    NAME(sum_tile)(y + i, x + i, kernel, count, scale, scratch, stream && i < whole);
+    i += count;
   }
 }
 
 /* The sums of `count` windows `stride` apart that start with `laid_out`, into `sums`. */
 static void NAME(sum_laid_out)(C *sums, const C *laid_out, int64_t kernel, int64_t stride,
                                int64_t count, C *scratch) {
+  if (is_summed_apart(kernel, stride)) {
+    OF_SUM(sum_apart)(sums, laid_out, kernel, stride, count);
+    return;
+  }
   if (stride >= REDUCED_ONE_BY_ONE) {
     for (int64_t o = 0; o < count; o++) {
       sums[o] = (C)OF_SUM(sum_window)(laid_out + o * stride, kernel);
@@ -44,8 +52,8 @@ static void NAME(sum_laid_out)(C *sums, const C *laid_out, int64_t kernel, int64
 }
 
 /* Elements begin..end of a line as sums, zeros where it has none. */
-static void NAME(lay_out)(C *to, const T *line, int64_t step, int64_t length, int64_t begin,
-                          int64_t end) {
+NEVER_INLINE void NAME(lay_out)(C *to, const T *line, int64_t step, int64_t length, int64_t begin,
+                                int64_t end) {
   int64_t i = begin;
   for (; i < end && i < 0; i++) to[i - begin] = 0;
   const int64_t inside = end < length ? end : length;
@@ -76,8 +84,13 @@ ALWAYS_INLINE C NAME(share_of)(const onepass_pool_problem *p, int64_t output) {
   return 1 / (C)onepass_window_of(&p->wide, output).divisor;
 }
 
+ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+/* Of those outputs `inner` are the ones whose windows lie inside the line. */
 static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t begin, int64_t end,
-                        void *scratch) {
+                        onepass_window inner, void *scratch) {
   C *laid_out = NAME(part_of)(p, scratch, 0), *sums = NAME(part_of)(p, scratch, 1);
   const int64_t most = NAME(outputs_in_tile)(p, p->wide.stride);
   for (int64_t first = begin; first < end; first += most) {
@@ -88,9 +101,16 @@ static void NAME(tiled)(const onepass_pool_problem *p, T *y, const T *x, int64_t
      start + (count - 1) * p->wide.stride + p->wide.kernel);
     NAME(sum_laid_out)
     (sums, laid_out, p->wide.kernel, p->wide.stride, count, NAME(part_of)(p, scratch, 2));
-    for (int64_t o = 0; o < count; o++) {
-      PUT(y + (first + o) * p->wide.pooled_step, sums[o] * NAME(share_of)(p, first + o));
+    const int64_t past = first + count, step = p->wide.pooled_step;
+    const int64_t from = NAME(clamp)(inner.begin, first, past);
+    const int64_t to = NAME(clamp)(inner.end, from, past);
+    for (int64_t o = first; o < past; o++) {
+      if (o == from) o = to;
+      if (o == past) break;
+      PUT(y + o * step, sums[o - first] * NAME(share_of)(p, o));
     }
+    NAME(put_scaled)
+    (y + from * step, step, sums + (from - first), to - from, (C)p->one_over_kernel);
   }
 }
 
@@ -108,10 +128,6 @@ static void NAME(wide)(const onepass_pool_problem *p, T *y, const T *x, int64_t 
     }
     PUT(y + o * p->wide.pooled_step, (C)(sum / (double)window.divisor));
   }
-}
-
-ALWAYS_INLINE int64_t NAME(clamp)(int64_t value, int64_t low, int64_t high) {
-  return value < low ? low : value > high ? high : value;
 }
 
 /* Small windows with strides to match, wholly inside a dense line: as constants the compiler turns
@@ -163,6 +179,24 @@ static bool NAME(stride_over_known)(const onepass_pool_problem *p, T *y, const T
   return true;
 }
 
+/* Outputs begin..end, whose windows lie inside the line, as far as whole vectors of outputs go (cache lines, if they are
+ * streamed, one of which begins at y + begin) and are not read beyond its end; returns where that is. */
+static int64_t NAME(put_apart)(const onepass_pool_problem *p, T *y, const T *start, int64_t begin,
+                               int64_t end) {
+  const int64_t kernel = p->wide.kernel, stride = p->wide.stride;
+  const C scale = (C)p->one_over_kernel;
+  const bool stream = ONEPASS_HAS_STREAMS && p->stream;
+  const int64_t room = p->wide.length + p->wide.padding - (kernel + W - 1) / W * W;
+  const int64_t most = room < 0 ? 0 : room / stride + 1; /* before it windows may be read */
+  int64_t o = begin, last = end < most ? end : most;
+  if (stream) last -= (int64_t)((uintptr_t)(y + last) % CACHE_LINE / sizeof(T));
+  for (; o + W <= last; o += W) {
+    prefetch_ahead(start + o * stride, W * stride * sizeof(T));
+    STORE(y + o, NAME(sums_apart)(start + o * stride, kernel, stride, W) * ALL(scale), stream);
+  }
+  return o;
+}
+
 static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x, int64_t begin,
                           int64_t end, void *scratch) {
   if (p->wide.kernel > ONEPASS_POOL_WIDEST_TILED) {
@@ -176,15 +210,21 @@ static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x,
       NAME(clamp)((p->wide.padding + p->wide.stride - 1) / p->wide.stride, begin, end);
   const int64_t last = NAME(clamp)(inside < 0 ? 0 : inside / p->wide.stride + 1, first, end);
   const T *start = (const T *)x - p->wide.padding;
-  const bool dense = p->wide.long_step == 1 && p->wide.pooled_step == 1;
-  if (dense && p->wide.stride == 1 && first < last) {
-    NAME(dense)(y, start, p->wide.kernel, first, last, scratch, p->stream);
-  } else if (!dense || first >= last || !NAME(stride_over_known)(p, y, start, first, last)) {
-    NAME(tiled)(p, y, x, begin, end, scratch);
-    return;
+  int64_t from = begin, to = begin; /* what is done straight from memory */
+  if (first == last || p->wide.long_step != 1 || p->wide.pooled_step != 1) {
+  } else if (p->wide.stride == 1) {
+    from = first, to = last;
+    NAME(dense)(y, start, p->wide.kernel, from, to, scratch, p->stream);
+  } else if (NAME(stride_over_known)(p, y, start, first, last)) {
+    from = first, to = last;
+  } else if (is_summed_apart(p->wide.kernel, p->wide.stride)) {
+    const int64_t unaligned = p->stream ? NAME(to_multiple)((T *)y + first, CACHE_LINE) : 0;
+    from = unaligned < last - first ? first + unaligned : last;
+    to = NAME(put_apart)(p, y, start, from, last);
   }
-  NAME(tiled)(p, y, x, begin, first, scratch);
-  NAME(tiled)(p, y, x, last, end, scratch);
+  const onepass_window inner = {.begin = first, .end = last};
+  NAME(tiled)(p, y, x, begin, from, inner, scratch);
+  NAME(tiled)(p, y, x, to, end, inner, scratch);
 }
 
 /* ---- Backward: dx[i] sums dy[o] / divisor over the outputs o whose window holds i ------------ */
@@ -253,7 +293,8 @@ static void NAME(stepped_backward)(const onepass_pool_problem *p, T *dx, const T
 
 static void NAME(backward)(const onepass_pool_problem *p, void *dx, const void *dy, int64_t begin,
                            int64_t end, void *scratch) {
-  if (p->wide.stride >= LEAST_STEP && p->wide.kernel <= MOST_HOLDING * p->wide.stride) {
+  if (p->wide.stride >= ONEPASS_POOL_LEAST_STEP &&
+      p->wide.kernel <= MOST_HOLDING * p->wide.stride) {
     NAME(stepped_backward)(p, dx, dy, begin, end);
     return;
   }
