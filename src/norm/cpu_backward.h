@@ -206,7 +206,9 @@ ALWAYS_INLINE void NAME(apply_gradient_chunk)(const onepass_statistic statistic,
     (statistic, centered, has_weight, sum_weights, &given, dx, x, dy, weights, dweight, dbias, 0, i,
      count);
   }
-  for (; i + BLOCK <= count; i += BLOCK) {
+  /* A cache line that is streamed must be streamed as a whole, even if it has two blocks. */
+  const int64_t whole = count - (stream ? NAME(past_alignment)(dx + count) : 0);
+  for (; i + BLOCK <= whole; i += BLOCK) {
     prefetch_soon((const T *)row->soon_x + i, BLOCK * sizeof(T));
     prefetch_soon((const T *)row->soon_dy + i, BLOCK * sizeof(T));
     NAME(apply_gradient)

@@ -61,10 +61,13 @@ ALWAYS_INLINE V NAME(dot)(const V *a, const V *b, const int count) {
 }
 
 /* How many elements to do before p is where a cache line begins: stores from there on write one line
- * after the other. */
+ * after the other. And how many p is past where one began. */
+enum { NAME(line) = 64 / sizeof(T) };
+ALWAYS_INLINE int64_t NAME(past_alignment)(const T *p) {
+  return (int64_t)((uintptr_t)p / sizeof(T) % NAME(line));
+}
 ALWAYS_INLINE int64_t NAME(to_alignment)(const T *p) {
-  enum { LINE = 64 };
-  return (int64_t)((LINE - (uintptr_t)p % LINE) % LINE / sizeof(T));
+  return (NAME(line) - NAME(past_alignment)(p)) % NAME(line);
 }
 
 /* The vector at p + `at` of n elements; if those are fewer than a vector: they, and then zeros. */
