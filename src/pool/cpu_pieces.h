@@ -6,7 +6,7 @@ ALWAYS_INLINE int64_t inside_of(int64_t position, int64_t length) {
 
 /* Whether windows are summed each by itself, in the lanes of a vector. */
 ALWAYS_INLINE bool is_summed_apart(int64_t kernel, int64_t stride) {
-  return stride > 1 && kernel <= MOST_APART && kernel <= MOST_OVERLAP * stride;
+  return stride > 1 && kernel <= MOST_APART && (kernel - 1) / MOST_OVERLAP < stride;
 }
 
 __extension__ typedef unsigned __int128 onepass_wide_product;

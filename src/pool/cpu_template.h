@@ -191,7 +191,7 @@ static int64_t NAME(put_apart)(const onepass_pool_problem *p, T *y, const T *sta
   int64_t o = begin, last = end < most ? end : most;
   if (stream) last -= (int64_t)((uintptr_t)(y + last) % CACHE_LINE / sizeof(T));
   for (; o + W <= last; o += W) {
-    prefetch_ahead(start + o * stride, W * stride * sizeof(T));
+    if (stride <= MOST_APART) prefetch_ahead(start + o * stride, W * (int)stride * (int)sizeof(T));
     STORE(y + o, NAME(sums_apart)(start + o * stride, kernel, stride, W) * ALL(scale), stream);
   }
   return o;
