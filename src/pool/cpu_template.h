@@ -211,13 +211,13 @@ static void NAME(forward)(const onepass_pool_problem *p, void *y, const void *x,
   const int64_t last = NAME(clamp)(inside < 0 ? 0 : inside / p->wide.stride + 1, first, end);
   const T *start = (const T *)x - p->wide.padding;
   int64_t from = begin, to = begin; /* what is done straight from memory */
-  if (first == last || p->wide.long_step != 1 || p->wide.pooled_step != 1) {
-  } else if (p->wide.stride == 1) {
+  const bool dense = first < last && p->wide.long_step == 1 && p->wide.pooled_step == 1;
+  if (dense && p->wide.stride == 1) {
     from = first, to = last;
     NAME(dense)(y, start, p->wide.kernel, from, to, scratch, p->stream);
-  } else if (NAME(stride_over_known)(p, y, start, first, last)) {
+  } else if (dense && NAME(stride_over_known)(p, y, start, first, last)) {
     from = first, to = last;
-  } else if (is_summed_apart(p->wide.kernel, p->wide.stride)) {
+  } else if (dense && is_summed_apart(p->wide.kernel, p->wide.stride)) {
     const int64_t unaligned = p->stream ? NAME(to_multiple)((T *)y + first, CACHE_LINE) : 0;
     from = unaligned < last - first ? first + unaligned : last;
     to = NAME(put_apart)(p, y, start, from, last);
