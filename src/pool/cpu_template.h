@@ -1,9 +1,12 @@
-/* Parts of lines, forward and backward, for one element type; after cpu_sums.h, see cpu_kernels.c.
+/* Parts of lines, forward and backward, for one element type; after cpu_sums.h and cpu_rows.h, see cpu_kernels.c.
  *
- * Three ways, from the fastest to the most general:
- *   dense    stride 1, windows (or, backward, gathers) wholly inside a dense line: straight from
- * memory tiled    a piece of the line is laid out as sums with its padding and gaps, and windows
- * are summed there wide     windows too large for a tile: one by one */
+ * The ways, from the fastest to the most general:
+ *   dense           stride 1, windows (or, backward, gathers) inside a dense line: straight from memory
+ *   known, apart    the same with strides, forward: small windows with loops of their own; others each in the
+ *                   lanes of a vector
+ *   tiled           a piece of the line is laid out as sums, with zeros for its padding, and windows are summed there
+ *   stepped         backward, windows far apart: runs of one gradient
+ *   wide            windows too large for a tile: one by one */
 
 /* Elements from p to the next multiple of so many bytes. */
 ALWAYS_INLINE int64_t NAME(to_multiple)(const T *p, int bytes) {
