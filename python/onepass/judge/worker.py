@@ -129,8 +129,9 @@ class Runner:
         return {"copied": copied, "seconds": time.monotonic() - start}
 
     def do_release(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Forgets the last results, and fills the memory they leave with NaN, on a CPU all that is taken until the
-        next release: a result that is not written will have some in it."""
+        """Forgets the last results, and fills the memory they leave with NaN, and on a CPU all that malloc gives until
+        the next release: a result that is not written will have some in it. (Not every build of PyTorch asks malloc
+        for its tensors, so the memory that results leave counts on CPUs, too.)"""
         torch = self.torch
         self.kept.clear()
         if not self.driver:
