@@ -105,6 +105,29 @@ ALWAYS_INLINE bool NAME(lanes_are_lossy)(const C *sum, const C *squares, int64_t
   return lossy;
 }
 
+/* Lossy lanes once more, from the cache, about the mean that was found: those alone, so that no lane's bits depend on
+ * which others are beside it. */
+NEVER_INLINE void NAME(sum_lossy_lanes)(const T *x, const int64_t *at, int64_t count, int64_t width,
+                                        C *shift, C *sum, C *squares) {
+  enum { SOME = 64 };
+  const double one_over_n = 1 / (double)count;
+  C mean[SOME] = {0}, of_some[SOME], squares_of_some[SOME];
+  for (int64_t first = 0; first < width; first += SOME) {
+    const int64_t some = width - first < SOME ? width - first : SOME;
+    if (!NAME(lanes_are_lossy)(sum + first, squares + first, some, one_over_n)) continue;
+    for (int64_t j = 0; j < some; j++) {
+      mean[j] = shift[first + j] + (C)((double)sum[first + j] * one_over_n);
+    }
+    NAME(sum_lanes)(x + first, at, count, some, mean, of_some, squares_of_some);
+    for (int64_t j = 0; j < some; j++) {
+      if (!NAME(lane_is_lossy)(sum[first + j], squares[first + j], one_over_n)) continue;
+      shift[first + j] = mean[j];
+      sum[first + j] = of_some[j];
+      squares[first + j] = squares_of_some[j];
+    }
+  }
+}
+
 /* To the sums of `before` positions those of `count` more, at most ONEPASS_LANE_BLOCK. scratch has room for
  * ONEPASS_LANE_SCRATCH numbers a lane, and whole vectors. */
 static void NAME(gather_lanes)(const void *x_start, const int64_t *at, int64_t count, int64_t width,
@@ -117,9 +140,8 @@ static void NAME(gather_lanes)(const void *x_start, const int64_t *at, int64_t c
   NAME(guess_means)(shift, x, at, count, width, before == 0, sums);
   NAME(sum_lanes)(x, at, count, width, shift, sum, squares);
   bool lossy = NAME(lanes_are_lossy)(sum, squares, width, one_over_n);
-  if (lossy) { /* again, from the cache, about the mean that was found */
-    for (int64_t j = 0; j < width; j++) shift[j] += (C)((double)sum[j] * one_over_n);
-    NAME(sum_lanes)(x, at, count, width, shift, sum, squares);
+  if (lossy) {
+    NAME(sum_lossy_lanes)(x, at, count, width, shift, sum, squares);
     lossy = NAME(lanes_are_lossy)(sum, squares, width, one_over_n);
   }
   if (!before) {

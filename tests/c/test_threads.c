@@ -215,6 +215,32 @@ static void test_a_row_to_be_divided_does_not_change_its_neighbours(void) {
   }
 }
 
+/* Rows side by side, a few of which mislead: who is done together with them must not have other bits for it. */
+static void test_a_row_that_misleads_does_not_change_its_neighbours(void) {
+  const int64_t shape[2] = {40, SLOW ? 5000 : 10007}; /* several strips, others for other threads */
+  const enum kind kinds[] = {L2_FORWARD, L2_BACKWARD};
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+    call *one = call_new(kinds[k], ONEPASS_F32, 2, shape, 0);
+    call *many = call_new(kinds[k], ONEPASS_F32, 2, shape, 0);
+    for (int64_t i = 0; i < one->role[X]->count; i++) {
+      const int misleads = i % shape[1] % 1000 == 700 && i / shape[1] >= 4;
+      const double x = array_get(one->role[X], i) + (misleads ? 1000 : 0);
+      array_set(one->role[X], i, x);
+      array_set(many->role[X], i, x);
+    }
+    one->options.threads = 1;
+    EXPECT_OK(call_run(one));
+    for (int threads = 2; threads <= 11; threads += 3) {
+      many->options.threads = threads;
+      EXPECT_OK(call_run(many));
+      EXPECT(call_outputs_same_bits(one, many), "%s: %d threads give other bits than one",
+             kind_name[kinds[k]], threads);
+    }
+    call_free(many);
+    call_free(one);
+  }
+}
+
 int main(void) {
   test_many_threads_run_one_plan_at_once();
   test_plans_are_made_by_many_threads_at_once();
@@ -222,5 +248,6 @@ int main(void) {
   test_the_same_call_gives_the_same_bits_twice();
   test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads();
   test_a_row_to_be_divided_does_not_change_its_neighbours();
+  test_a_row_that_misleads_does_not_change_its_neighbours();
   return expect_report("test_threads");
 }
