@@ -6,12 +6,13 @@
 #include "cpu/machine.h"
 #include "cpu/threads.h"
 
-enum {
-  WORKSPACE_ALIGNMENT = 64,
-  MOST_THREADS_ASKED = 4096,
-  BYTES_WORTH_A_THREAD =
-      128 * 1024 /* a thread wakes in the time it takes to move about this much */
-};
+/* A thread wakes in the time it takes to move about this much. Sanitized builds have less, so that small tensors, of which
+ * most tests are, are shared by several threads there. */
+#ifndef ONEPASS_BYTES_WORTH_A_THREAD
+#define ONEPASS_BYTES_WORTH_A_THREAD (128 * 1024)
+#endif
+
+enum { WORKSPACE_ALIGNMENT = 64, MOST_THREADS_ASKED = 4096 };
 
 onepass_status onepass_read_options(const onepass_options *options, onepass_choices *choices) {
   const onepass_options asked = options ? *options : (onepass_options){0};
@@ -53,7 +54,7 @@ int64_t onepass_bytes_to_move(const onepass_layouts *layouts) {
 }
 
 int onepass_threads_worth(int threads, int64_t bytes) {
-  const int64_t worth = 1 + bytes / BYTES_WORTH_A_THREAD;
+  const int64_t worth = 1 + bytes / ONEPASS_BYTES_WORTH_A_THREAD;
   return worth < threads ? (int)worth : threads;
 }
 
