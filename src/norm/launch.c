@@ -114,6 +114,15 @@ static bool has_lanes(const onepass_layouts *layouts, const onepass_norm_problem
   return true;
 }
 
+/* Whether threads with a row less than others wait for a fourth of the time or more, and all that is read waits in their
+ * caches, so that rows taken apart cost nothing. */
+static bool are_shared_badly(const onepass_norm_problem *p, int threads) {
+  const int64_t rows = p->rows.count;
+  const int64_t idle = onepass_divide_up(rows, threads) * threads - rows;
+  return rows < 4 * (int64_t)threads && idle > rows / 4 &&
+         bytes_read_together(p, p->elements.count) <= onepass_this_machine()->l2 / rows * threads;
+}
+
 /* Where dweight is summed the choice must not depend on the machine or the threads, or the bits
  * would. */
 static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
@@ -128,7 +137,8 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
   if (side_by_side && p->elements.ndim <= 1 && p->lane_axis >= 0 && !p->staging) {
     return ONEPASS_NORM_COLUMNS;
   }
-  if (rows < threads && n > chunk_of(p)) return ONEPASS_NORM_SPLIT;
+  if (n > chunk_of(p) && (rows < threads || are_shared_badly(p, threads)))
+    return ONEPASS_NORM_SPLIT;
   return can_wait(p, rows, n, bytes_of_weights(layouts), threads) ? ONEPASS_NORM_ROWS
                                                                   : ONEPASS_NORM_SPLIT;
 }
@@ -158,12 +168,11 @@ static bool worth_widening(const onepass_layouts *layouts, const onepass_norm_pr
          !p->packed_weights && p->rows.count >= LEAST_ROWS_WIDENED && p->elements.count <= most;
 }
 
-/* Whole chunks, few enough for every thread to have a segment. */
+/* Whole chunks, and as many segments for every thread. */
 static int64_t choose_segment(const onepass_norm_problem *p, int threads) {
-  const int64_t chunk = chunk_of(p);
-  const int64_t share =
-      onepass_divide_up(onepass_divide_up(p->elements.count, threads), chunk) * chunk;
-  return share < SEGMENT ? share : SEGMENT;
+  const int64_t chunk = chunk_of(p), chunks = onepass_divide_up(p->elements.count, chunk);
+  const int64_t segments = onepass_round_up(onepass_divide_up(chunks, SEGMENT / chunk), threads);
+  return onepass_divide_up(chunks, segments) * chunk;
 }
 
 /* How many pieces there are for threads to share. */
