@@ -274,8 +274,11 @@ class Array:
         return [unpack(self.dtype, raw[p:p + size]) for p in self.positions()]
 
     def bits(self) -> bytes:
-        raw = self._block.raw
-        return b"".join(raw[p:p + self.dtype.size] for p in self.positions())
+        """Of all elements. One NaN is as good as another."""
+        raw, size = self._block.raw, self.dtype.size
+        elements = (raw[p:p + size] for p in self.positions())
+        return b"".join(b"\xff" * size if math.isnan(unpack(self.dtype, element)) else element
+                        for element in elements)
 
     def raw(self) -> bytes:
         return self._block.raw
