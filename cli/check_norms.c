@@ -122,10 +122,10 @@ static void add_lengths(list *list) {
 
 /* Every axis, or every number of last axes. */
 static void add_axes(list *list) {
-  static const shape_row shapes[] = {{1, {37}},          {3, {2, 3, 5}},     {3, {4, 33, 7}},
-                                     {4, {3, 2, 17, 9}}, {3, {1, 1, 1}},     {4, {2, 5, 8, 8}},
-                                     {3, {65, 3, 129}},  {2, {300, 20}},     {5, {2, 2, 3, 2, 5}},
-                                     {3, {7, 1, 64}},    {3, {3, 1025, 40}}, {2, {4097, 6}}};
+  static const shape_row shapes[] = {
+      {1, {37}},          {3, {2, 3, 5}},    {3, {4, 33, 7}}, {4, {3, 2, 17, 9}},   {3, {1, 1, 1}},
+      {4, {2, 5, 8, 8}},  {3, {65, 3, 129}}, {2, {300, 20}},  {5, {2, 2, 3, 2, 5}}, {3, {7, 1, 64}},
+      {3, {3, 1025, 40}}, {2, {4097, 6}},    {2, {1000, 3}},  {2, {200, 16}},       {2, {129, 1}}};
   const int shape_counts[] = {4, COUNT(shapes), COUNT(shapes)};
   for (int i = 0; i < shape_counts[list->effort]; i++)
     for (int32_t axis = 0; axis < axes_of(list, &shapes[i]); axis++) {
@@ -136,9 +136,10 @@ static void add_axes(list *list) {
 }
 
 static void add_norm_layouts(list *list) {
-  static const shape_row shapes[] = {{3, {3, 5, 33}}, {2, {6, 129}},     {4, {2, 3, 4, 9}},
-                                     {2, {40, 64}},   {3, {2, 70, 130}}, {2, {3, 4099}}};
-  const int shape_counts[] = {3, 5, COUNT(shapes)};
+  static const shape_row shapes[] = {{3, {3, 5, 33}}, {2, {6, 129}}, {4, {2, 3, 4, 9}},
+                                     {2, {67, 12}},   {2, {40, 64}}, {3, {2, 70, 130}},
+                                     {2, {3, 4099}}};
+  const int shape_counts[] = {3, 6, COUNT(shapes)};
   for (int i = 0; i < shape_counts[list->effort]; i++)
     for (layout layout = LAYOUT_OFFSET; layout < LAYOUTS; layout++)
       for (int32_t axis = 0; axis < axes_of(list, &shapes[i]); axis++) {
@@ -152,9 +153,9 @@ static void add_norm_layouts(list *list) {
 
 static void add_in_place(list *list) {
   static const shape_row shapes[] = {
-      {2, {5, 65}}, {3, {3, 8, 40}}, {2, {7, 1025}}, {2, {2, 70001}}};
+      {2, {5, 65}}, {3, {3, 8, 40}}, {2, {131, 7}}, {2, {7, 1025}}, {2, {2, 70001}}};
   static const layout layouts[] = {LAYOUT_COMPACT, LAYOUT_SLICED, LAYOUT_OFFSET};
-  const int shape_counts[] = {2, 3, COUNT(shapes)};
+  const int shape_counts[] = {3, 4, COUNT(shapes)};
   for (int i = 0; i < shape_counts[list->effort]; i++)
     for (int j = 0; j < COUNT(layouts); j++)
       for (in_place in_place = Y_OVER_X; in_place < IN_PLACE_KINDS; in_place++) {
@@ -170,9 +171,9 @@ static void add_in_place(list *list) {
 }
 
 static void add_norm_values(list *list) {
-  static const shape_row shapes[] = {
-      {2, {7, 33}}, {3, {4, 65, 5}}, {2, {3, 1025}}, {2, {9, 4096}}, {3, {2, 129, 64}}};
-  const int shape_counts[] = {2, 4, COUNT(shapes)};
+  static const shape_row shapes[] = {{2, {7, 33}},   {3, {4, 65, 5}}, {2, {70, 6}},
+                                     {2, {3, 1025}}, {2, {9, 4096}},  {3, {2, 129, 64}}};
+  const int shape_counts[] = {3, 5, COUNT(shapes)};
   for (int i = 0; i < shape_counts[list->effort]; i++)
     for (values values = VALUES_OFFSET; values < VALUES_KINDS; values++) {
       check_case check_case = with_shape(list, &shapes[i]);

@@ -77,11 +77,13 @@ static void forward_packed_row(const work *w, int64_t row, char *packed) {
 
 static void forward_rows(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
-  if (!is_in_scratch(w->problem)) {
+  if (w->problem->turned) {
+    onepass_norm_forward_turned(w, worker, begin, end);
+  } else if (!is_in_scratch(w->problem)) {
     w->problem->kernels->forward_rows(w->problem, &w->buffers, begin, end);
-    return;
+  } else {
+    for (int64_t row = begin; row < end; row++) forward_packed_row(w, row, scratch_for(w, worker));
   }
-  for (int64_t row = begin; row < end; row++) forward_packed_row(w, row, scratch_for(w, worker));
 }
 
 /* ---- Forward, split: all sums, then all rows segment by segment ------------------------------ */
@@ -325,10 +327,17 @@ static void backward_batch(const work *w, int64_t first, int64_t count,
   }
 }
 
-static void backward_short_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights) {
-  for (int64_t row = begin; row < end; row += BATCH) {
-    const int64_t count = onepass_least(end - row, BATCH);
-    backward_batch(w, row, count, weights);
+static void backward_short_rows(const work *w, int worker, int64_t begin, int64_t end,
+                                weight_sums *weights) {
+  const int64_t batch = w->problem->turned ? w->problem->strip : BATCH;
+  for (int64_t row = begin; row < end; row += batch) {
+    const int64_t count = onepass_least(end - row, batch);
+    if (w->problem->turned) {
+      onepass_norm_backward_turned(w, worker, row, row + count, recent_at(w, weights, 0, 0),
+                                   recent_at(w, weights, 0, 1));
+    } else {
+      backward_batch(w, row, count, weights);
+    }
     weights->rows += count;
     if (weights->rows == ROWS_SUMMED) add_recent(w, weights);
   }
@@ -337,12 +346,13 @@ static void backward_short_rows(const work *w, int64_t begin, int64_t end, weigh
 
 /* Rows begin..end. Pieces of the next row are gathered between pieces of this one, so that reads
  * from memory and writes to it overlap. */
-static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight_sums *weights,
-                               char *packed) {
+static void backward_some_rows(const work *w, int worker, int64_t begin, int64_t end,
+                               weight_sums *weights) {
+  char *packed = scratch_for(w, worker);
   const int64_t n = w->problem->elements.count, piece = ONEPASS_NORM_BACKWARD_CHUNK;
   const int64_t bytes = n * onepass_type_size(w->problem->type);
   if (bytes <= SHORT_BACKWARD && !is_in_scratch(w->problem)) {
-    backward_short_rows(w, begin, end, weights);
+    backward_short_rows(w, worker, begin, end, weights);
     return;
   }
   onepass_row_sums next = {0};
@@ -370,18 +380,17 @@ static void backward_some_rows(const work *w, int64_t begin, int64_t end, weight
 static void backward_rows(void *context, int worker, int64_t begin, int64_t end) {
   const work *w = context;
   const onepass_norm_problem *p = w->problem;
-  char *packed = scratch_for(w, worker);
   weight_sums weights = {.count = p->elements.count};
   if (!p->row_block) {
-    backward_some_rows(w, begin, end, &weights, packed);
+    backward_some_rows(w, worker, begin, end, &weights);
     return;
   }
-  weights.recent = onepass_piece_at(p, packed, ONEPASS_PIECES);
+  weights.recent = onepass_piece_at(p, scratch_for(w, worker), ONEPASS_PIECES);
   for (int64_t block = begin; block < end; block++) {
     weights.total = (double *)(w->workspace + p->partials_at) + block * 2 * p->elements.count;
     start_weight_sums(w, &weights);
-    backward_some_rows(w, block * p->row_block,
-                       onepass_least((block + 1) * p->row_block, p->rows.count), &weights, packed);
+    backward_some_rows(w, worker, block * p->row_block,
+                       onepass_least((block + 1) * p->row_block, p->rows.count), &weights);
     add_recent(w, &weights);
   }
 }
@@ -496,32 +505,6 @@ static void backward_split(work *w) {
   onepass_parallel(p->threads, segments, apply_backward_segments, w);
 }
 
-/* ---- Columns --------------------------------------------------------------------------------- */
-
-static void do_strips(void *context, int worker, int64_t begin, int64_t end) {
-  const work *w = context;
-  const onepass_norm_problem *p = w->problem;
-  const onepass_walk others = onepass_walk_without(&p->rows, p->lane_axis);
-  const int64_t lanes = p->rows.size[p->lane_axis], strips = onepass_divide_up(lanes, p->strip);
-  const int64_t size = onepass_type_size(p->type);
-  double *scratch = (double *)scratch_for(w, worker);
-  for (int64_t task = begin; task < end; task++) {
-    const int64_t first = task % strips * p->strip, width = onepass_least(p->strip, lanes - first);
-    char *at[ONEPASS_ROLE_COUNT] = {NULL};
-    for (int role = 0; role < ONEPASS_ROLE_COUNT; role++) {
-      if (!(w->plan->layouts.present & ONEPASS_WHOLE_ROLES & ONEPASS_BIT(role))) continue;
-      at[role] = onepass_buffer(&w->buffers, role) +
-                 (onepass_walk_offset(&others, role, task / strips) + first) * size;
-    }
-    if (p->backward) {
-      p->kernels->backward_columns(p, at[ONEPASS_ROLE_DX], at[ONEPASS_ROLE_X], at[ONEPASS_ROLE_DY],
-                                   width, scratch);
-    } else {
-      p->kernels->forward_columns(p, at[ONEPASS_ROLE_Y], at[ONEPASS_ROLE_X], width, scratch);
-    }
-  }
-}
-
 /* ---- Running --------------------------------------------------------------------------------- */
 
 /* Packed and widened at once. */
@@ -580,9 +563,7 @@ void onepass_norm_run_cpu(const onepass_plan *plan, const onepass_buffers *buffe
   if (p->widen_weights) widen_weights(&w);
   switch (p->strategy) {
     case ONEPASS_NORM_COLUMNS:
-      onepass_parallel(
-          p->threads, p->tasks,
-          p->op->statistic == ONEPASS_STATISTIC_ABS ? do_strips : onepass_norm_do_strips, &w);
+      onepass_parallel(p->threads, p->tasks, onepass_norm_do_strips, &w);
       break;
     case ONEPASS_NORM_CELLS:
     case ONEPASS_NORM_SPLIT_CELLS:

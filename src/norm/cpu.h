@@ -77,6 +77,7 @@ typedef struct onepass_lane_scales {
 
 typedef struct onepass_lane_gradients {
   void *mean, *rstd, *by_dy, *by_z, *constant;
+  void *offset; /* of z, for sum_weight_lanes alone */
 } onepass_lane_gradients;
 
 enum {
@@ -111,12 +112,13 @@ typedef struct onepass_norm_kernels {
   void (*widen_weights)(void *to, const void *from, int64_t count);
   /* Doubles in the elements' type, rounded once; NULL for ABS. */
   void (*narrow_sums)(void *to, const double *sums, int64_t count);
-  /* `width` neighbouring rows at once, lane by lane; NULL where the statistic has no such kernel.
-   * scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
-  void (*forward_columns)(const onepass_norm_problem *problem, void *y, const void *x,
-                          int64_t width, double *scratch);
-  void (*backward_columns)(const onepass_norm_problem *problem, void *dx, const void *x,
-                           const void *dy, int64_t width, double *scratch);
+  /* `width` neighbouring rows at once, lane by lane, their elements a stride apart; NULL where the statistic
+   * has no such kernel. scratch has room for ONEPASS_COLUMN_SCRATCH doubles a row. */
+  void (*forward_columns)(const onepass_norm_problem *problem, void *y, int64_t y_stride,
+                          const void *x, int64_t x_stride, int64_t width, double *scratch);
+  void (*backward_columns)(const onepass_norm_problem *problem, void *dx, int64_t dx_stride,
+                           const void *x, int64_t x_stride, const void *dy, int64_t dy_stride,
+                           int64_t width, double *scratch);
   /* Lanes of moments; cpu_lanes.h. `weight` and `bias` are one a position, or NULL. */
   void (*gather_lanes)(const void *x, const int64_t *at, int64_t count, int64_t width,
                        int64_t before, const onepass_lane_sums *sums, void *scratch);
@@ -131,6 +133,10 @@ typedef struct onepass_norm_kernels {
                                const void *x, const int64_t *x_at, const void *dy,
                                const int64_t *dy_at, int64_t count, int64_t width,
                                const onepass_lane_gradients *lanes, const void *weight);
+  /* To the sums of dweight and dbias of each position those over its lanes. */
+  void (*sum_weight_lanes)(const void *x, const int64_t *x_at, const void *dy, const int64_t *dy_at,
+                           int64_t count, int64_t width, const onepass_lane_gradients *lanes,
+                           void *dweight, void *dbias);
   /* Fusions; cpu_stage.h. */
   void (*stage)(void *to, const void *x, const void *residual, void *sum, int64_t count);
   void (*unstage)(void *to, const void *from, const void *more, int64_t count);
@@ -177,7 +183,7 @@ static inline bool onepass_needs_division(onepass_type sums_type, double denomin
   const double factor = 1 / denominator;
   const double least = sums_type == ONEPASS_TYPE_F64 ? 0x1p-1022 : 0x1p-126;
   const double most = sums_type == ONEPASS_TYPE_F64 ? 0x1.fffffffffffffp1023 : 0x1.fffffep127;
-  return !(factor >= least && factor <= most);
+  return !((factor >= least) & (factor <= most)); /* without a branch */
 }
 
 /* Forward: whether a mean is so many deviations from 0 that it must be subtracted before anything

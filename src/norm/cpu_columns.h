@@ -2,8 +2,8 @@
  * cpu_template.h.
  *
  * A strip of `width` neighbouring rows is read element by element: its elements k are dense in
- * memory, those k + 1 are a stride away. Sums are per lane, in groups of 128 elements that are
- * added in double. The strip is read twice, for its sums and to be scaled. */
+ * memory, those k + 1 are a stride away. Sums are per lane, four elements at a time, in groups of 128
+ * that are added in double. The strip is read twice, for its sums and to be scaled. */
 
 enum { NAME(group) = 128 };
 
@@ -54,7 +54,24 @@ ALWAYS_INLINE void NAME(gather_strip)(const bool with_products, const NAME(strip
     const int64_t end = n - start < NAME(group) ? n : start + NAME(group);
     memset(s->sums, 0, (size_t)room * sizeof(C));
     memset(s->products, 0, (size_t)room * sizeof(C));
-    for (int64_t k = start; k < end; k++) {
+    int64_t k =
+        start; /* four together: of equal numbers one after the other, rounding errors add up */
+    for (; k + 4 <= end; k += 4) {
+      FOR_EACH_VECTOR(width, {
+        V v[4];
+        V g[4];
+        UNROLL for (int i = 0; i < 4; i++) {
+          v[i] = NAME(load_of)(x + (k + i) * x_stride + j, 0, here);
+          if (with_products) g[i] = NAME(load_of)(dy + (k + i) * dy_stride + j, 0, here);
+        }
+        if (with_products) {
+          STOREC(s->products + j, LOADC(s->products + j) + NAME(dot)(g, v, 4), false);
+        }
+        UNROLL for (int i = 0; i < 4; i++) v[i] = ABS(v[i]);
+        STOREC(s->sums + j, LOADC(s->sums + j) + NAME(tree)(v, 4), false);
+      })
+    }
+    for (; k < end; k++) {
       FOR_EACH_VECTOR(width, {
         const V v = NAME(load_of)(x + k * x_stride + j, 0, here);
         STOREC(s->sums + j, LOADC(s->sums + j) + ABS(v), false);
@@ -94,22 +111,34 @@ NEVER_INLINE V NAME(divide_gradient_lanes)(V scaled, const T *x, const T *dy, co
   return scaled;
 }
 
+/* What onepass_scale_row does to a row, to all of a strip: a loop without branches. Leaves denominators in place of totals, and
+ * tells whether some have no reciprocal to multiply with. */
+ALWAYS_INLINE bool NAME(scale_sums)(const onepass_norm_problem *p, const NAME(strip) * s,
+                                    int64_t width) {
+  const double share = p->divide_by_count ? p->one_over_n : 1, eps = p->eps;
+  double *total = s->total;
+  if (p->clamp) {
+    for (int64_t j = 0; j < width; j++) total[j] = total[j] * share < eps ? eps : total[j] * share;
+  } else {
+    for (int64_t j = 0; j < width; j++) total[j] = total[j] * share + eps;
+  }
+  int64_t exact = 0;
+  for (int64_t j = 0; j < width; j++) {
+    s->sums[j] = (C)(1 / total[j]);
+    exact |= onepass_needs_division(JOIN2(TYPE_, SUMS), total[j]);
+  }
+  return exact;
+}
+
 static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_start,
-                                      const void *x_start, int64_t width, double *scratch) {
+                                      int64_t y_stride, const void *x_start, int64_t x_stride,
+                                      int64_t width, double *scratch) {
   const T *x = x_start;
   T *y = y_start;
   const int64_t n = p->elements.count;
-  const int64_t x_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_X] : 0;
-  const int64_t y_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_Y] : 0;
   const NAME(strip) s = NAME(lay_out_strip)(scratch, width);
   NAME(gather_strip)(false, &s, x, x_stride, NULL, 0, n, width);
-  bool exact = false;
-  for (int64_t j = 0; j < width; j++) {
-    const onepass_row_scale row = onepass_scale_row(p, (onepass_row_sums){.a = s.total[j]});
-    s.total[j] = row.denominator;
-    s.sums[j] = (C)row.scale;
-    exact |= row.exact;
-  }
+  const bool exact = NAME(scale_sums)(p, &s, width);
   for (int64_t k = 0; k < n; k++) {
     const T *from = x + k * x_stride;
     T *to = y + k * y_stride;
@@ -123,14 +152,12 @@ static void NAME(forward_columns_abs)(const onepass_norm_problem *p, void *y_sta
 }
 
 static void NAME(backward_columns_abs)(const onepass_norm_problem *p, void *dx_start,
-                                       const void *x_start, const void *dy_start, int64_t width,
+                                       int64_t dx_stride, const void *x_start, int64_t x_stride,
+                                       const void *dy_start, int64_t dy_stride, int64_t width,
                                        double *scratch) {
   const T *x = x_start, *dy = dy_start;
   T *dx = dx_start;
   const int64_t n = p->elements.count;
-  const int64_t x_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_X] : 0;
-  const int64_t dy_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_DY] : 0;
-  const int64_t dx_stride = n > 1 ? p->elements.stride[0][ONEPASS_ROLE_DX] : 0;
   const NAME(strip) s = NAME(lay_out_strip)(scratch, width);
   NAME(gather_strip)(true, &s, x, x_stride, dy, dy_stride, n, width);
   bool exact = false;

@@ -188,7 +188,8 @@ static onepass_lane_gradients gradients_at(const onepass_norm_problem *p,
                                   value_at(p, numbers, ONEPASS_LANE_SAVED_RSTD, lane),
                                   value_at(p, numbers, ONEPASS_LANE_BY_DY, lane),
                                   value_at(p, numbers, ONEPASS_LANE_BY_Z, lane),
-                                  value_at(p, numbers, ONEPASS_LANE_CONSTANT, lane)};
+                                  value_at(p, numbers, ONEPASS_LANE_CONSTANT, lane),
+                                  NULL};
 }
 
 /* y = (x - shift) * scale + offset for this channel, from its row's. */

@@ -107,8 +107,9 @@ ALWAYS_INLINE bool NAME(lanes_are_lossy)(const C *sum, const C *squares, int64_t
 
 /* Lossy lanes once more, from the cache, about the mean that was found: those alone, so that no lane's bits depend on
  * which others are beside it. */
-NEVER_INLINE void NAME(sum_lossy_lanes)(const T *x, const int64_t *at, int64_t count, int64_t width,
-                                        C *shift, C *sum, C *squares) {
+__attribute__((cold)) NEVER_INLINE void NAME(sum_lossy_lanes)(const T *x, const int64_t *at,
+                                                              int64_t count, int64_t width,
+                                                              C *shift, C *sum, C *squares) {
   enum { SOME = 64 };
   const double one_over_n = 1 / (double)count;
   C mean[SOME] = {0}, of_some[SOME], squares_of_some[SOME];
@@ -286,6 +287,27 @@ static void NAME(apply_backward_lanes)(const onepass_norm_problem *p, void *dx_s
       const V direct = FMA(g, LOADC(by_dy + j), LOADC(constant + j));
       NAME(store_some)(to + j, FMA(z, LOADC(by_z + j), direct), here);
     })
+  }
+}
+
+/* To dweight and dbias of each position the sums of dy z and dy over its lanes, with z as it is for dx, but about its mean. */
+static void NAME(sum_weight_lanes)(const void *x_start, const int64_t *x_at, const void *dy_start,
+                                   const int64_t *dy_at, int64_t count, int64_t width,
+                                   const onepass_lane_gradients *lanes, void *dweight,
+                                   void *dbias) {
+  const T *x = x_start, *dy = dy_start;
+  const C *mean = lanes->mean, *rstd = lanes->rstd, *offset = lanes->offset;
+  for (int64_t k = 0; k < count; k++) {
+    V by_weight = {0}, by_bias = {0};
+    FOR_EACH_VECTOR(width, {
+      const V deviation = NAME(load_of)(x + x_at[k] + j, 0, here) - LOADC(mean + j);
+      const V z = ONLY(FMA(deviation, LOADC(rstd + j), LOADC(offset + j)), 0, here);
+      const V g = NAME(load_of)(dy + dy_at[k] + j, 0, here);
+      by_weight = FMA(g, z, by_weight);
+      by_bias += g;
+    })
+    ((C *)dweight)[k] += FOLD(by_weight);
+    ((C *)dbias)[k] += FOLD(by_bias);
   }
 }
 

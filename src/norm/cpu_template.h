@@ -171,6 +171,7 @@ static const onepass_norm_kernels NAME(kernels)[ONEPASS_STATISTIC_COUNT] = {
                                    .apply_lanes = NAME(apply_lanes),
                                    .gather_backward_lanes = NAME(gather_backward_lanes),
                                    .apply_backward_lanes = NAME(apply_backward_lanes),
+                                   .sum_weight_lanes = NAME(sum_weight_lanes),
                                    .stage = NAME(stage),
                                    .unstage = NAME(unstage),
                                    .activate = NAME(activate),

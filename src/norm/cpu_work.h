@@ -116,9 +116,17 @@ void onepass_put_channel_value(const onepass_norm_work *w, onepass_role role, in
 void onepass_move_running(const onepass_norm_work *w, int64_t channel, double mean,
                           double variance);
 
-/* By channel, cell by cell: cpu_cells.c. Lane by lane, of channels and of rows: cpu_lanes.c. */
+/* By channel, cell by cell: cpu_cells.c. Lane by lane: cpu_lanes.c. */
 void onepass_norm_run_cells(onepass_norm_work *w);
 void onepass_norm_run_lanes(onepass_norm_work *w);
+
+/* Rows side by side, strip by strip, and rows that are turned for it: cpu_strips.c. What a worker needs for a strip is at
+ * the end of its scratch. dweight and dbias, if not NULL, are added to, in the type of sums. */
+size_t onepass_norm_strip_bytes(const onepass_norm_problem *p);
 void onepass_norm_do_strips(void *work, int worker, int64_t begin, int64_t end);
+void onepass_norm_forward_turned(const onepass_norm_work *w, int worker, int64_t begin,
+                                 int64_t end);
+void onepass_norm_backward_turned(const onepass_norm_work *w, int worker, int64_t begin,
+                                  int64_t end, void *dweight, void *dbias);
 
 #endif

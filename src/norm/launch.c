@@ -12,6 +12,8 @@ enum {
   NARROWEST_STRIP = 64,        /* COLUMNS: rows side by side that are done together, */
   WIDEST_STRIP = 2048,    /* as many as possible: each step to the next element is one far away */
   LEAST_LANES = 8,        /* COLUMNS: fewer rows side by side are packed instead */
+  LONGEST_TURNED = 64,    /* ROWS: bytes, in the type of sums, of rows that are turned, */
+  TURNED_STRIP = 64,      /* so many at a time */
   LEAST_CHANNELS = 4,     /* LANES: fewer channels side by side are packed instead */
   CHANNEL_STRIP = 512,    /* LANES: channels done together */
   STAGED_STRIP = 128,     /* likewise, if they are staged */
@@ -207,13 +209,7 @@ static size_t bytes_of_slab(const onepass_norm_problem *p) {
 static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
   const size_t sums_size = (size_t)onepass_type_size(onepass_type_of_sums(p->type));
   const size_t n = (size_t)p->elements.count, strip = (size_t)p->strip;
-  if (p->strategy == ONEPASS_NORM_COLUMNS) {
-    if (p->op->statistic == ONEPASS_STATISTIC_ABS) {
-      return strip * ONEPASS_COLUMN_SCRATCH * sizeof(double);
-    }
-    return strip * 3 * sizeof(double) +
-           (strip + 16) * (ONEPASS_LANE_VALUES + ONEPASS_LANE_SCRATCH) * sums_size;
-  }
+  if (p->strategy == ONEPASS_NORM_COLUMNS) return onepass_norm_strip_bytes(p);
   if (p->strategy == ONEPASS_NORM_LANES || p->strategy == ONEPASS_NORM_SPLIT_LANES) {
     size_t lanes = (strip + 16) * ONEPASS_LANE_SCRATCH * sums_size;
     if (p->staging) lanes += 3 * ONEPASS_LANE_BLOCK * strip * sums_size;
@@ -226,6 +222,7 @@ static size_t scratch_of(const onepass_norm_problem *p, bool summing) {
   if (summing && p->strategy == ONEPASS_NORM_SPLIT) {
     size += 2 * ONEPASS_NORM_APPLIED * (sums_size + sizeof(double));
   }
+  if (p->turned) size = (size + 63) / 64 * 64 + onepass_norm_strip_bytes(p);
   return size;
 }
 
@@ -390,6 +387,10 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
     const int64_t even = onepass_divide_up(p->rows.count, MOST_ROW_BLOCKS);
     p->row_block = even > LEAST_ROW_BLOCK ? even : LEAST_ROW_BLOCK;
   }
+  const int64_t most_turned = LONGEST_TURNED / onepass_type_size(onepass_type_of_sums(p->type));
+  p->turned = p->strategy == ONEPASS_NORM_ROWS && !p->packed && !p->staging && p->rows.ndim <= 1 &&
+              p->rows.count >= TURNED_STRIP && p->elements.count <= most_turned;
+  if (p->turned) p->strip = TURNED_STRIP;
   p->keeps_dy = p->backward && p->activation && p->strategy == ONEPASS_NORM_ROWS &&
                 p->elements.count <= MOST_SUMMED_BY_ROWS;
   p->chunks = onepass_divide_up(p->elements.count, chunk_of(p));
@@ -398,7 +399,7 @@ void onepass_norm_choose_cpu(onepass_plan *plan, int threads, onepass_vector_lev
   p->stream = !p->packed && !p->staging &&
               p->elements.count * onepass_type_size(p->type) >= LEAST_STREAMED_ROW &&
               plan->info.bytes > onepass_this_machine()->last;
-  plan->info.kernel = kernel_names[p->strategy][p->packed];
+  plan->info.kernel = p->turned ? "turned_rows" : kernel_names[p->strategy][p->packed];
   plan->info.threads = p->threads;
   plan->info.workspace = lay_out_workspace(p, summing, plan->layouts.present & weight_roles);
 }
