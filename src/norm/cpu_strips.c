@@ -1,6 +1,7 @@
 /* Norms of rows that lie side by side: lanes are rows, positions are their elements, and a strip of rows is worked on
  * together. Short rows, whose elements lie side by side instead, are turned: copied to scratch memory and back, so that
  * what is done once a row is done to many of them at a time. */
+#include "cpu/transpose.h"
 #include "norm/cpu_work.h"
 
 typedef onepass_norm_work work;
@@ -259,71 +260,6 @@ void onepass_norm_do_strips(void *context, int worker, int64_t begin, int64_t en
 
 /* ---- Short rows, turned ---------------------------------------------------------------------- */
 
-#if defined(__clang__)
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
-#endif
-
-/* Squares of numbers, in vectors of at most 16 bytes: their columns, given their rows. */
-#define TURN_2(column, row)                 \
-  {                                         \
-    column[0] = PICK(row[0], row[1], 0, 2); \
-    column[1] = PICK(row[0], row[1], 1, 3); \
-  }
-#define TURN_4(column, row)                                                                 \
-  {                                                                                         \
-    const lanes a = PICK(row[0], row[1], 0, 4, 1, 5), b = PICK(row[2], row[3], 0, 4, 1, 5); \
-    const lanes c = PICK(row[0], row[1], 2, 6, 3, 7), d = PICK(row[2], row[3], 2, 6, 3, 7); \
-    column[0] = PICK(a, b, 0, 1, 4, 5);                                                     \
-    column[1] = PICK(a, b, 2, 3, 6, 7);                                                     \
-    column[2] = PICK(c, d, 0, 1, 4, 5);                                                     \
-    column[3] = PICK(c, d, 2, 3, 6, 7);                                                     \
-  }
-
-/* to[k][j] = from[j][k] for elements of so many bits, j below `rows` and k below `columns`, square by square. */
-#define DEFINE_TRANSPOSE(bits, side)                                                            \
-  static void transpose_##bits(uint##bits##_t *to, int64_t to_step, const uint##bits##_t *from, \
-                               int64_t from_step, int64_t rows, int64_t columns) {              \
-    typedef uint##bits##_t lanes __attribute__((vector_size(side * (bits / 8))));               \
-    int64_t j = 0;                                                                              \
-    for (; j + side <= rows; j += side) {                                                       \
-      int64_t k = 0;                                                                            \
-      for (; k + side <= columns; k += side) {                                                  \
-        lanes row[side], column[side];                                                          \
-        for (int i = 0; i < side; i++) {                                                        \
-          memcpy(&row[i], from + (j + i) * from_step + k, sizeof row[i]);                       \
-        }                                                                                       \
-        TURN_##side(column, row) for (int i = 0; i < side; i++) {                               \
-          memcpy(to + (k + i) * to_step + j, &column[i], sizeof column[i]);                     \
-        }                                                                                       \
-      }                                                                                         \
-      for (; k < columns; k++) {                                                                \
-        for (int i = 0; i < side; i++) to[k * to_step + j + i] = from[(j + i) * from_step + k]; \
-      }                                                                                         \
-    }                                                                                           \
-    for (; j < rows; j++) {                                                                     \
-      for (int64_t k = 0; k < columns; k++) to[k * to_step + j] = from[j * from_step + k];      \
-    }                                                                                           \
-  }
-DEFINE_TRANSPOSE(16, 4)
-DEFINE_TRANSPOSE(32, 4)
-DEFINE_TRANSPOSE(64, 2)
-
-static void transpose(onepass_type type, void *to, int64_t to_step, const void *from,
-                      int64_t from_step, int64_t rows, int64_t columns) {
-  switch (onepass_type_size(type)) {
-    case 2:
-      transpose_16(to, to_step, from, from_step, rows, columns);
-      break;
-    case 4:
-      transpose_32(to, to_step, from, from_step, rows, columns);
-      break;
-    default:
-      transpose_64(to, to_step, from, from_step, rows, columns);
-  }
-}
-
 static int64_t row_step(const onepass_norm_problem *p, onepass_role role) {
   return p->rows.ndim ? p->rows.stride[0][role] : 0;
 }
@@ -336,14 +272,14 @@ static char *row_at(const work *w, onepass_role role, int64_t row) {
 /* A tensor's rows from `first` on to where they lie side by side, and back. */
 static void turn(const work *w, const row_strip *of, onepass_role role, int64_t first) {
   const onepass_norm_problem *p = w->problem;
-  transpose(p->type, of->base[role], p->strip, row_at(w, role, first), row_step(p, role), of->width,
-            p->elements.count);
+  onepass_transpose(onepass_type_size(p->type), of->base[role], p->strip, row_at(w, role, first),
+                    row_step(p, role), of->width, p->elements.count);
 }
 
 static void turn_back(const work *w, const row_strip *of, onepass_role role, int64_t first) {
   const onepass_norm_problem *p = w->problem;
-  transpose(p->type, row_at(w, role, first), row_step(p, role), of->base[role], p->strip,
-            p->elements.count, of->width);
+  onepass_transpose(onepass_type_size(p->type), row_at(w, role, first), row_step(p, role),
+                    of->base[role], p->strip, p->elements.count, of->width);
 }
 
 /* The next rows of begin..end. Results take the place of x. */
