@@ -98,7 +98,7 @@ typedef struct onepass_norm_problem {
   int lane_axis;        /* COLUMNS: the axis of `rows` that lies dense in memory */
   bool keeps_dy;        /* ROWS backward: dy of a row before the activation waits in scratch */
   int64_t row_block;    /* ROWS backward: rows whose dweight and dbias are summed together */
-  bool turned;          /* ROWS: short ones, that lie side by side in scratch memory, as in COLUMNS */
+  bool turned;          /* ROWS: short ones, done side by side in scratch memory */
   int64_t strip;        /* COLUMNS, turned ROWS: rows, LANES: channels done together */
   int64_t tasks;        /* pieces for the threads to share */
   int64_t chunks;       /* of a row, each summed by itself */
