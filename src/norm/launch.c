@@ -139,8 +139,9 @@ static onepass_norm_strategy choose_strategy(const onepass_layouts *layouts,
   if (side_by_side && p->elements.ndim <= 1 && p->lane_axis >= 0 && !p->staging) {
     return ONEPASS_NORM_COLUMNS;
   }
-  if (n > chunk_of(p) && (rows < threads || are_shared_badly(p, threads)))
+  if (n > chunk_of(p) && (rows < threads || are_shared_badly(p, threads))) {
     return ONEPASS_NORM_SPLIT;
+  }
   return can_wait(p, rows, n, bytes_of_weights(layouts), threads) ? ONEPASS_NORM_ROWS
                                                                   : ONEPASS_NORM_SPLIT;
 }

@@ -186,6 +186,18 @@ static void test_rows_that_mislead_have_the_same_bits_on_any_number_of_threads(v
   call_free(c);
 }
 
+/* Of two calls with the same inputs. */
+static void expect_same_bits_on_any_threads(call *one, call *many) {
+  one->options.threads = 1;
+  EXPECT_OK(call_run(one));
+  for (int threads = 2; threads <= 11; threads += 3) {
+    many->options.threads = threads;
+    EXPECT_OK(call_run(many));
+    EXPECT(call_outputs_same_bits(one, many), "%s of %s: %d threads give other bits than one",
+           kind_name[one->kind], dtype_name(one->role[X]->tensor.dtype), threads);
+  }
+}
+
 /* Rows side by side, one of which cannot be multiplied with a reciprocal: threads have other neighbours of theirs to do
  * together, whose bits they must not change. */
 static void test_a_row_to_be_divided_does_not_change_its_neighbours(void) {
@@ -201,14 +213,7 @@ static void test_a_row_to_be_divided_does_not_change_its_neighbours(void) {
         array_set(one->role[X], i, x);
         array_set(many->role[X], i, x);
       }
-      one->options.threads = 1;
-      EXPECT_OK(call_run(one));
-      for (int threads = 2; threads <= 11; threads += 3) {
-        many->options.threads = threads;
-        EXPECT_OK(call_run(many));
-        EXPECT(call_outputs_same_bits(one, many), "%s of %s: %d threads give other bits than one",
-               kind_name[kinds[k]], dtype_name(every_dtype[d]), threads);
-      }
+      expect_same_bits_on_any_threads(one, many);
       call_free(many);
       call_free(one);
     }
@@ -228,14 +233,7 @@ static void test_a_row_that_misleads_does_not_change_its_neighbours(void) {
       array_set(one->role[X], i, x);
       array_set(many->role[X], i, x);
     }
-    one->options.threads = 1;
-    EXPECT_OK(call_run(one));
-    for (int threads = 2; threads <= 11; threads += 3) {
-      many->options.threads = threads;
-      EXPECT_OK(call_run(many));
-      EXPECT(call_outputs_same_bits(one, many), "%s: %d threads give other bits than one",
-             kind_name[kinds[k]], threads);
-    }
+    expect_same_bits_on_any_threads(one, many);
     call_free(many);
     call_free(one);
   }

@@ -274,9 +274,13 @@ class Array:
         return [unpack(self.dtype, raw[p:p + size]) for p in self.positions()]
 
     def bits(self) -> bytes:
-        """Of all elements. One NaN is as good as another."""
-        raw, size = self._block.raw, self.dtype.size
-        elements = (raw[p:p + size] for p in self.positions())
+        raw = self._block.raw
+        return b"".join(raw[p:p + self.dtype.size] for p in self.positions())
+
+    def bits_of_numbers(self) -> bytes:
+        """The same, but that one NaN is as good as another: which it is hangs on the order of operands."""
+        bits, size = self.bits(), self.dtype.size
+        elements = (bits[p:p + size] for p in range(0, len(bits), size))
         return b"".join(b"\xff" * size if math.isnan(unpack(self.dtype, element)) else element
                         for element in elements)
 
