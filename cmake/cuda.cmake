@@ -134,7 +134,7 @@ foreach(family norm pool)
           onepass_compile("Compiling the ${family} kernels for ${type} (compute_${ptx})" ${ONEPASS_NVCC}
             ${PROJECT_SOURCE_DIR}/src/${family}/kernels.cu ${assembly}
             FLAGS ${onepass_nvcc_flags} -DONEPASS_ELEMENT_${type} -ptx -arch=compute_${ptx}
-            DEPENDS src/${family}/cuda.h src/norm/cells.h ${onepass_kernel_headers} src/core/tensor.h src/core/dtype.h
+            DEPENDS src/${family}/cuda.h src/norm/cells.h src/cuda/divider.h src/cuda/turns.h ${onepass_kernel_headers} src/core/tensor.h src/core/dtype.h
                     include/onepass.h)
           list(APPEND onepass_ptx_files ${assembly})
         endif()

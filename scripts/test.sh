@@ -56,12 +56,15 @@ build() { # folder [target...]
   cmake --build "$folder" -j"$jobs" ${@:+--target "$@"}
 }
 
+has_gpu() { compgen -G '/dev/nvidia*' >/dev/null || [ -e /dev/dxg ]; }
+
 # Some tests measure the memory of the GPU or want most of it. They hold this lock alone, while whatever else may use
-# the GPU, in any stage, shares it.
+# the GPU, in any stage, shares it. They come as soon as there is a build: once the long ones run, the lock is not to be had
+# for minutes.
 with_device() { # shared|exclusive command...
   local how=$1
   shift
-  if ! compgen -G '/dev/nvidia*' >/dev/null && [ ! -e /dev/dxg ]; then
+  if ! has_gpu; then
     "$@"
     return
   fi
@@ -97,7 +100,7 @@ build_asan() {
   ) 9>>build/asan.lock
 }
 
-# The C tests side by side, those that want a GPU to themselves after the others.
+# The C tests side by side, but for those that want a GPU to themselves.
 run_c_tests() { # folder option...
   local folder=$1 status=0
   shift
@@ -149,7 +152,6 @@ run_all_tests() { # folder
   else
     with_device shared run_python_tests "$1" || status=1
   fi
-  run_alone_tests "$1" || status=1
   return "$status"
 }
 
@@ -165,7 +167,10 @@ stage_release() {
   local status=0
   configure release && build build/release || status=1
   touch "$records/release.built"
-  [ "$status" = 0 ] && run_all_tests build/release
+  [ "$status" = 0 ] || return 1
+  run_alone_tests build/release || status=1
+  run_all_tests build/release || status=1
+  return "$status"
 }
 
 stage_asan() { build_asan && run_all_tests build/asan; }
@@ -188,7 +193,7 @@ stage_clang() {
     cat build/clang.log
     return 1
   }
-  build build/clang && run_c_tests build/clang -L '^c$' && run_alone_tests build/clang &&
+  build build/clang && run_c_tests build/clang -L '^c$' &&
     build/clang/cli/onepass check --quick --device cpu
 }
 
@@ -219,16 +224,41 @@ build_python_package() { # python
     --no-build-isolation --no-deps --target build/python-package .
 }
 
-# The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats.
+# The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats. On a machine
+# with a GPU and processors enough, those of its tests that want the one are beside those that want a few of the others.
 # Some verdicts hang on the clock, and a machine may be busy with something else for a moment: what failed is
 # tried once more, by itself.
 test_judge() { # version python
-  local chosen=()
-  [ "$1" = current ] || chosen=(-k "honest or parts or precision or fork")
-  rm -rf "build/judge-$1.out.cache"
-  run_pytest "$2" "build/judge-$1.out" tests/judge "${chosen[@]}" && return
-  echo "-- once more, what failed"
-  run_pytest "$2" "build/judge-$1.out" tests/judge "${chosen[@]}" --last-failed --last-failed-no-failures none
+  local version=$1 python=$2 some='' status=0 share chosen output outputs=() failed=()
+  local -A process_of=()
+  [ "$version" = current ] || some='honest or parts or precision or fork'
+  while read -r share chosen; do
+    output=build/judge-$version-$((${#outputs[@]} + 1)).out
+    rm -rf "$output.cache"
+    ONEPASS_TEST_SHARE=$share run_pytest "$python" "$output" tests/judge -k "$chosen" >"$output.shown" &
+    outputs+=("$output")
+    process_of[$output]=$!
+  done < <(judge_shares "$some")
+  for output in "${outputs[@]}"; do
+    wait "${process_of[$output]}" || failed+=("$output")
+    cat "$output.shown"
+  done
+  for output in "${failed[@]}"; do
+    echo "-- once more, what failed"
+    run_pytest "$python" "$output" tests/judge --last-failed --last-failed-no-failures none || status=1
+  done
+  return "$status"
+}
+
+# Of its tests: a share for each process, and what -k chooses from.
+judge_shares() { # what -k chooses from all
+  local share
+  if [ "$jobs" -lt 8 ] || ! has_gpu; then
+    echo "1/1 $1"
+    return
+  fi
+  echo "1/1 ${1:+($1) and }cuda"
+  for share in 1/3 2/3 3/3; do echo "$share ${1:+($1) and }not cuda"; done
 }
 
 run_pytest() { # python output argument...

@@ -6,6 +6,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/turns.h"
+
 /* ---- Loads and stores ---- */
 
 /* Loads that stay where they are written: the compiler would put others together, and hold on to more. */
@@ -80,6 +82,21 @@ __device__ inline void wait_for_all_but() {
 __device__ inline void await_turn() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Brings to the second-level cache what this kernel will read, from where it has to come. What is being written there meanwhile
+ * is no matter: that cache is where writes become visible. */
+__device__ inline void ask_ahead(const onepass_ahead &ahead) {
+#if __CUDA_ARCH__ >= 900
+  const unsigned threads = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (int i = 0; i < ahead.count; i++) {
+#pragma unroll 1
+    for (unsigned line = blockIdx.x * blockDim.x + threadIdx.x; line < ahead.lines[i];
+         line += threads)
+      prefetch(ahead.first[i] + (size_t)line * ONEPASS_AHEAD_LINE);
+  }
 #endif
 }
 

@@ -1,8 +1,24 @@
-/* How many blocks a kernel has at most that lets the next one begin before it ends: see let_next_begin in ptx.cuh. Fewer if
- * the next one is of the same run, and waits for parts of a result. Both C and CUDA C++ read this. */
+/* How kernels that follow each other overlap. Both C and CUDA C++ read this. */
 #ifndef ONEPASS_CUDA_TURNS_H
 #define ONEPASS_CUDA_TURNS_H
 
-enum { ONEPASS_FEW_BLOCKS = 512, ONEPASS_FEW_BLOCKS_OF_PARTS = 64 };
+#include <stdint.h>
+
+/* How many blocks a kernel has at most that lets the next one begin before it ends: see let_next_begin in ptx.cuh. Fewer if
+ * the next one is of the same run, and waits for parts of a result; more of rows of one element, of which a multiprocessor
+ * has room for eight. */
+enum {
+  ONEPASS_FEW_BLOCKS = 512,
+  ONEPASS_FEW_BLOCKS_OF_PARTS = 64,
+  ONEPASS_FEW_BLOCKS_OF_SINGLES = 1024
+};
+
+/* What a kernel that begins before its turn has brought to the second-level cache while it waits: see ask_ahead in ptx.cuh. */
+enum { ONEPASS_AHEAD_MOST = 8, ONEPASS_AHEAD_LINE = 128 };
+typedef struct onepass_ahead {
+  int32_t count;
+  uint32_t lines[ONEPASS_AHEAD_MOST]; /* of the cache */
+  const char *first[ONEPASS_AHEAD_MOST];
+} onepass_ahead;
 
 #endif

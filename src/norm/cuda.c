@@ -95,11 +95,13 @@ static onepass_status add_passes(const naming *n, onepass_norm_way *way) {
   onepass_status status =
       add_step(n->plan, way, name, (onepass_cuda_launch){.grid = l->grid, .block = l->block});
   if (status != ONEPASS_OK) return status;
-  snprintf(name, sizeof name, "%s_merge_%s", n->statistic, n->direction);
-  const int64_t merging = (p->rows.count + MERGE_ROWS - 1) / MERGE_ROWS;
-  status =
-      add_step(n->plan, way, name, (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
-  if (status != ONEPASS_OK) return status;
+  if (l->merges) {
+    snprintf(name, sizeof name, "%s_merge_%s", n->statistic, n->direction);
+    const int64_t merging = (p->rows.count + MERGE_ROWS - 1) / MERGE_ROWS;
+    status =
+        add_step(n->plan, way, name, (onepass_cuda_launch){.grid = merging, .block = MERGE_BLOCK});
+    if (status != ONEPASS_OK) return status;
+  }
   snprintf(name, sizeof name, "%s_apply_%s%s%s", n->statistic, n->direction, width,
            l->by_rows ? "_rows" : "");
   return add_step(n->plan, way, name,
@@ -156,6 +158,10 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
   if (status == ONEPASS_OK && sums_weights && p->elements.count > 0 && !way->launch.direct) {
     status = add_sum_of_parts(&names, way);
   }
+  way->ahead =
+      onepass_choose_ahead(&plan->layouts, way->launch.grid, way->launch.block,
+                           way->launch.singles ? ONEPASS_FEW_BLOCKS_OF_SINGLES : ONEPASS_FEW_BLOCKS,
+                           onepass_cuda_properties_of(plan->device));
   return status;
 }
 
@@ -182,7 +188,9 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
   const onepass_norm_launch *l = &way->launch;
   const bool sums_weights = (buffers->dweight || buffers->dbias) && !l->direct;
   onepass_norm_args args = {
-      .few_blocks = sums_weights ? ONEPASS_FEW_BLOCKS_OF_PARTS : ONEPASS_FEW_BLOCKS,
+      .few_blocks = sums_weights ? ONEPASS_FEW_BLOCKS_OF_PARTS
+                    : l->singles ? ONEPASS_FEW_BLOCKS_OF_SINGLES
+                                 : ONEPASS_FEW_BLOCKS,
       .at = *buffers,
       .rows = p->rows,
       .elements = p->elements,
@@ -223,6 +231,7 @@ static onepass_status queue_norm(const onepass_plan *plan, const onepass_buffers
     args.dbias_parts = buffers->dbias;
     args.narrow_parts = p->weight_type != onepass_type_of_sums(p->type);
   }
+  onepass_find_ahead(&way->ahead, buffers, &args.ahead);
   onepass_status status = ONEPASS_OK;
   if (l->mail_size && way->step_count) {
     status = onepass_cuda_queue_zeros(args.mail, l->mail_size, stream);

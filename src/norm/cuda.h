@@ -27,6 +27,7 @@ typedef struct onepass_norm_numbers32 {
 /* The argument of every kernel; each uses its part. What most use is side by side: a kernel waits for every line of it that
  * it reads first. */
 typedef struct onepass_norm_args {
+  onepass_ahead ahead;
   int32_t few_blocks; /* for let_next_begin */
   uint32_t zero;      /* for widen_anew */
   onepass_buffers at;

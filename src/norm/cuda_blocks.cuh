@@ -169,7 +169,10 @@ __device__ inline void phased_forward(const norm_args &a) {
   const bool MOMENTS = STATISTIC == OF_MOMENTS, WEIGHTS = STATISTIC != OF_MAGNITUDES;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD, PACKS = BLOCKS_PACKS;
   __shared__ plain_sums<C, SUMS> of_warps[2][phased_threads(VEC) / WARP];
-  if (!a.copy_length) await_turn();
+  if (!a.copy_length) {
+    ask_ahead(a.ahead);
+    await_turn();
+  }
   const T *x = row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, blockIdx.x);
   const slice_span<T> span = slice_span<T>::from_whole_pack(x, (int)a.elements.count);
   const dealt_row<T> mine(span, blockDim.x, PACKS);

@@ -54,6 +54,29 @@ __device__ inline T *row_of(const void *base, const norm_args &a, int role, int6
   return (T *)base + offset + position * walk.stride[0][role];
 }
 
+/* The same for several tensors at once: a loop for each would be between what they are asked for. */
+template <int TENSORS>
+__device__ inline void find_row(int64_t (&offsets)[TENSORS], const int (&roles)[TENSORS],
+                                const norm_args &a, int64_t row) {
+  const onepass_walk &walk = a.rows;
+#pragma unroll
+  for (int t = 0; t < TENSORS; t++) offsets[t] = 0;
+  if (walk.ndim > 1) {
+    unsigned position = (unsigned)row;
+#pragma unroll 1
+    for (int axis = walk.ndim - 1; axis > 0; axis--) {
+      const unsigned before = divide(position, a.by_axis[axis]),
+                     place = position - before * (unsigned)walk.size[axis];
+#pragma unroll
+      for (int t = 0; t < TENSORS; t++) offsets[t] += place * walk.stride[axis][roles[t]];
+      position = before;
+    }
+    row = position;
+  }
+#pragma unroll
+  for (int t = 0; t < TENSORS; t++) offsets[t] += row * walk.stride[0][roles[t]];
+}
+
 /* Numbers of weight or bias, which are of x's type or float. */
 template <class T, class C, int N>
 __device__ inline void load_weights_at(C (&to)[N], const void *weights, int64_t index,

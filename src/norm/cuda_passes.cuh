@@ -261,7 +261,7 @@ __device__ inline double elements_of_segment(const norm_args &a, int64_t segment
 }
 
 /* A warp merges the sums of a row's segments in place of those of its first segment. Backward, what
- * follows from them takes that place, in the type of sums. */
+ * follows from them takes that place, in the type of sums. Magnitudes are merged by those who write. */
 template <class T, bool MOMENTS, bool BACKWARD>
 __device__ inline void passes_merge(const norm_args &a) {
   typedef typename sums_of<T>::type C;
@@ -306,10 +306,6 @@ __device__ inline void passes_merge(const norm_args &a) {
       for (int k = 0; k < SUMS; k++) mine.v[k] += sums[i * SUMS + k];
     }
     mine = sum_lanes(mine, WARP);
-    if constexpr (!BACKWARD) {
-      if (lane == 0) sums[0] = mine.v[0];
-      return;
-    }
     __syncwarp();
     C *found = (C *)sums;
     if (lane != 0) return;
@@ -346,6 +342,13 @@ __device__ inline row_gradient<C> merged_gradient(const norm_args &a, int64_t ro
     gradient.slope = found[1];
   }
   return gradient;
+}
+
+/* Those who write ask for their part of x and the weights before they wait for what the kernels of this run ahead of them
+ * leave: those have waited for everything that inputs may depend on. */
+__device__ inline void await_gathered(const norm_args &a) {
+  await_turn();
+  let_next_begin((unsigned)a.few_blocks);
 }
 
 /* The elements of a slot that is partly another's. */
@@ -393,11 +396,17 @@ __device__ inline void passes_forward(const norm_args &a) {
     if (MOMENTS && a.at.weight) load_weights_at<T>(weight[k], a.at.weight, begin + at, a);
     if (MOMENTS && a.at.bias) load_weights_at<T>(bias[k], a.at.bias, begin + at, a);
   }
+  await_gathered(a);
   row_scale<C> scale;
   if constexpr (MOMENTS) {
     scale = scale_by_moments<C>(sums[0], sums[1], a);
   } else {
-    scale = scale_by_sum<C>(sums[0], a);
+    __shared__ plain_sums<double, 1> of_warps[PASSES_BLOCK / WARP];
+    plain_sums<double, 1> mine;
+    mine.clear();
+#pragma unroll 2
+    for (int i = threadIdx.x; i < (int)a.segments; i += PASSES_BLOCK) mine.v[0] += sums[i];
+    scale = scale_by_sum<C>(sum_block(mine, of_warps).v[0], a);
   }
 #pragma unroll
   for (int k = 0; k < PACKS; k++) {
@@ -438,10 +447,6 @@ __device__ inline void passes_forward_rows(const norm_args &a) {
   const int64_t first = group * a.row_group, rest = a.rows.count - first;
   const int count = (int)(rest < a.row_group ? rest : a.row_group);
   const bool exists = column < a.elements.count;
-  if (threadIdx.x < count) {
-    const double *sums = a.sums + (first + threadIdx.x) * a.segments * 2;
-    scales[threadIdx.x] = scale_by_moments<C>(sums[0], sums[1], a);
-  }
   const int64_t x_step = a.rows.stride[0][ONEPASS_ROLE_X],
                 y_step = a.rows.stride[0][ONEPASS_ROLE_Y];
   const T *x = (const T *)a.at.x + first * x_step + column;
@@ -454,6 +459,11 @@ __device__ inline void passes_forward_rows(const norm_args &a) {
   }
   if (exists && a.at.weight) load_aligned_weights<T>(weight, a.at.weight, column, a);
   if (exists && a.at.bias) load_aligned_weights<T>(bias, a.at.bias, column, a);
+  await_gathered(a);
+  if (threadIdx.x < count) {
+    const double *sums = a.sums + (first + threadIdx.x) * a.segments * 2;
+    scales[threadIdx.x] = scale_by_moments<C>(sums[0], sums[1], a);
+  }
   __syncthreads();
   if (!exists) return;
   for (int row = 0; row < count; row += ROWS, x += ROWS * x_step, y += ROWS * y_step) {
@@ -562,6 +572,7 @@ __device__ inline void passes_backward(const norm_args &a) {
     }
   };
   ask(last_row - 1);
+  await_gathered(a);
   for (int64_t row = last_row - 1; row >= first_row; row--) {
     T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, row);
     pack<T, VEC> at_x[PACKS], at_dy[PACKS];

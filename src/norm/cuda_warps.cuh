@@ -274,6 +274,8 @@ __device__ inline void warps_backward(const norm_args &a) {
   extern __shared__ __align__(16) char sums_of_warps[];
   const bool WEIGHTS = STATISTIC != OF_MAGNITUDES, MOMENTS = STATISTIC == OF_MOMENTS;
   const int SUMS = sum_count<STATISTIC>::BACKWARD, n = (int)a.elements.count;
+  /* Where all tensors have their rows is found at once, but for as many halves as leave no registers for that. */
+  const bool TOGETHER = !(WEIGHTS && VEC == 1 && PACKS == 8 && sizeof(T) == 2);
   const team_lane w(a);
   pack<W, VEC> weight[WEIGHTS ? PACKS : 1];
   C dweight[WEIGHTS ? PACKS : 1][VEC], dbias[WEIGHTS ? PACKS : 1][VEC];
@@ -293,14 +295,33 @@ __device__ inline void warps_backward(const norm_args &a) {
     const int64_t first = block_first + w.row * ROWS;
     pack<T, VEC> x[ROWS][PACKS], dy[ROWS][PACKS];
     C mean[ROWS], rstd[ROWS];
+    int64_t of_dx[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       const bool active = first + r < a.rows.count;
       const int64_t row = active ? first + r : 0;
-      load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), w, n, active);
-      load_row(dy[r], row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row), w, n, active);
-      mean[r] = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0;
-      rstd[r] = WEIGHTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
+      if constexpr (TOGETHER) {
+        int64_t of[WEIGHTS ? 5 : 3];
+        if constexpr (WEIGHTS) {
+          find_row(of,
+                   {ONEPASS_ROLE_X, ONEPASS_ROLE_DY, ONEPASS_ROLE_DX, ONEPASS_ROLE_MEAN,
+                    ONEPASS_ROLE_RSTD},
+                   a, row);
+        } else {
+          find_row(of, {ONEPASS_ROLE_X, ONEPASS_ROLE_DY, ONEPASS_ROLE_DX}, a, row);
+        }
+        load_row(x[r], (const T *)a.at.x + of[0], w, n, active);
+        load_row(dy[r], (const T *)a.at.dy + of[1], w, n, active);
+        of_dx[r] = of[2];
+        mean[r] = rstd[r] = 0;
+        if constexpr (MOMENTS) mean[r] = saved_mean((const C *)a.at.mean + of[3], a);
+        if constexpr (WEIGHTS) rstd[r] = ((const C *)a.at.rstd)[of[4]];
+      } else {
+        load_row(x[r], row_of<T>(a.at.x, a, ONEPASS_ROLE_X, row), w, n, active);
+        load_row(dy[r], row_of<T>(a.at.dy, a, ONEPASS_ROLE_DY, row), w, n, active);
+        mean[r] = MOMENTS ? saved_mean(row_of<C>(a.at.mean, a, ONEPASS_ROLE_MEAN, row), a) : 0;
+        rstd[r] = WEIGHTS ? *row_of<C>(a.at.rstd, a, ONEPASS_ROLE_RSTD, row) : 0;
+      }
     }
     if constexpr (WEIGHTS && VEC == 1 && sizeof(T) == 2) {
       if (late_weights) load_lane_weights<T, false>(weight, a.at.weight, 1, w, a);
@@ -330,7 +351,8 @@ __device__ inline void warps_backward(const norm_args &a) {
       if (STATISTIC == OF_MAGNITUDES && !active) sums.v[0] = 1; /* dividing by 0 takes longer */
       const row_gradient<C> gradient = find_gradient<STATISTIC>(sums, mean[r], rstd[r], a);
       if (!active) continue;
-      T *dx = row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
+      T *const dx =
+          TOGETHER ? (T *)a.at.dx + of_dx[r] : row_of<T>(a.at.dx, a, ONEPASS_ROLE_DX, first + r);
 #pragma unroll
       for (int i = 0; i < PACKS; i++) {
         const int column = w.column(i, VEC), k = WEIGHTS ? i : 0;

@@ -68,8 +68,12 @@ struct packs {
       name(const __grid_constant__ norm_args args) {            \
     call;                                                       \
   }
-#define KERNEL_AT(threads, blocks, name, call) \
-  PLAIN_KERNEL(threads, blocks, name, await_turn(); let_next_begin((unsigned)args.few_blocks); call)
+/* Those that come before or after the ones that read x, or read what is spread over memory. */
+#define PATIENT_KERNEL(threads, name, call) \
+  PLAIN_KERNEL(threads, 2, name, await_turn(); let_next_begin((unsigned)args.few_blocks); call)
+#define KERNEL_AT(threads, blocks, name, call)                             \
+  PLAIN_KERNEL(threads, blocks, name, ask_ahead(args.ahead); await_turn(); \
+               let_next_begin((unsigned)args.few_blocks); call)
 
 /* Two blocks on a multiprocessor at least: up to 128 registers a thread. */
 #define KERNEL(threads, name, call) KERNEL_AT(threads, threads > 256 ? 1 : 2, name, call)
@@ -149,20 +153,20 @@ KERNEL_AT(
   PLAIN_KERNEL(STREAM_THREADS, 1, op##_stream_backward##suffix,                                    \
                (stream_rows<element, W, MOMENTS, true, packs<W, MOMENTS>::STREAM_BACKWARD>(args)))
 
-#define KERNELS_OF(op, MOMENTS)                                                             \
-  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                 \
-  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                             \
-  BLOCKS_KERNELS(op, , element, MOMENTS)                                                    \
-  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))          \
-  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))   \
-  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args))) \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                   \
-            (passes_forward<element, MOMENTS>(args)))                                       \
-  KERNEL_AT(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                           \
-            (passes_backward<element, MOMENTS, VECTOR>(args)))                              \
-  KERNEL(256, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args)))     \
-  KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))              \
-  KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
+#define KERNELS_OF(op, MOMENTS)                                                                  \
+  WARPS_SCALAR_KERNELS(op##_warps, MOMENTS)                                                      \
+  WARPS_KERNELS(op##_warps, , element, MOMENTS)                                                  \
+  BLOCKS_KERNELS(op, , element, MOMENTS)                                                         \
+  KERNEL(256, op##_gather_forward, (passes_gather<element, MOMENTS, false>(args)))               \
+  KERNEL(256, op##_gather_backward_scalar, (passes_gather<element, MOMENTS, true>(args)))        \
+  KERNEL(256, op##_gather_backward_vector, (passes_gather_aligned<element, MOMENTS>(args)))      \
+  PLAIN_KERNEL(256, VECTOR == 2 ? 2 : 3, op##_apply_forward,                                     \
+               (passes_forward<element, MOMENTS>(args)))                                         \
+  PLAIN_KERNEL(256, VECTOR == 2 ? 2 : 3, op##_apply_backward_vector,                             \
+               (passes_backward<element, MOMENTS, VECTOR>(args)))                                \
+  PLAIN_KERNEL(256, 2, op##_apply_backward_scalar, (passes_backward<element, MOMENTS, 1>(args))) \
+  PATIENT_KERNEL(256, op##_strided_forward, (strided_forward<element, MOMENTS>(args)))           \
+  PATIENT_KERNEL(256, op##_strided_backward, (strided_backward<element, MOMENTS>(args)))
 
 /* Blocks on a multiprocessor: as many as there are registers for. Doubles take more of them, and so does what
  * the compiler makes for GPUs from 10.0 on. */
@@ -191,8 +195,7 @@ KERNELS_OF(abs, false)
 KERNEL(256, abs_singles_forward, (single_magnitudes<element, false>(args)))
 KERNEL(256, abs_singles_backward, (single_magnitudes<element, true>(args)))
 KERNEL_AT(WIDE_MOST_THREADS, 1, abs_wide_forward, (wide_forward<element, OF_MAGNITUDES>(args)))
-KERNEL(256, abs_merge_forward, (passes_merge<element, false, false>(args)))
-KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
+PATIENT_KERNEL(256, abs_merge_backward, (passes_merge<element, false, true>(args)))
 
 /* No mean to take off and no bias to add: less to do, and fewer registers. Doubles go the way of moments. */
 #ifndef ONEPASS_ELEMENT_f64
@@ -212,13 +215,13 @@ KERNEL_AT(RING_MOST_THREADS, 1, squares_ring_backward_broad,
 KERNELS_OF(moments, true)
 KERNEL(256, moments_singles_forward, (single_moments_forward<element>(args)))
 KERNEL(SINGLES_MOST_THREADS, moments_singles_backward, (single_moments_backward<element>(args)))
-KERNEL_AT(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
-          (passes_forward_rows<element>(args)))
-KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))
-KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
-KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
-KERNEL(256, moments_strided_sums, (strided_sums<element>(args)))
-KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
+PLAIN_KERNEL(256, VECTOR == 2 ? 3 : 4, moments_apply_forward_rows,
+             (passes_forward_rows<element>(args)))
+PATIENT_KERNEL(256, moments_merge_forward, (passes_merge<element, true, false>(args)))
+PATIENT_KERNEL(256, moments_merge_backward, (passes_merge<element, true, true>(args)))
+PATIENT_KERNEL(256, moments_offsets, (strided_offsets<element>(args)))
+PATIENT_KERNEL(256, moments_strided_sums, (strided_sums<element>(args)))
+PATIENT_KERNEL(SUM_PARTS_BLOCK, moments_sum_parts, (sum_parts<element>(args)))
 
 #ifdef ONEPASS_ELEMENT_f32
 /* Fewer packs and more threads, for which halves have too much to do. */
@@ -245,12 +248,13 @@ KERNEL(256, moments_warps_forward_scalar_8_fused,
        (warps_forward<element, sums, true, 1, 8, 1, true>(args)))
 #endif
 KERNEL(256, moments_gather_forward_fused, (passes_gather_sums<element>(args)))
-KERNEL(256, moments_apply_forward_fused, (passes_forward_fused<element>(args)))
+PATIENT_KERNEL(256, moments_apply_forward_fused, (passes_forward_fused<element>(args)))
 KERNEL(256, moments_gather_backward_fused, (passes_gather_aligned<element, true, true>(args)))
-KERNEL(256, moments_apply_backward_fused, (passes_backward<element, true, VECTOR, true>(args)))
-KERNEL(256, moments_strided_forward_fused, (strided_forward<element, true, true>(args)))
-KERNEL(256, moments_strided_backward_fused, (strided_backward<element, true, true>(args)))
-KERNEL(256, moments_strided_sums_fused, (strided_sums<element, true>(args)))
+PLAIN_KERNEL(256, 2, moments_apply_backward_fused,
+             (passes_backward<element, true, VECTOR, true>(args)))
+PATIENT_KERNEL(256, moments_strided_forward_fused, (strided_forward<element, true, true>(args)))
+PATIENT_KERNEL(256, moments_strided_backward_fused, (strided_backward<element, true, true>(args)))
+PATIENT_KERNEL(256, moments_strided_sums_fused, (strided_sums<element, true>(args)))
 #ifdef ONEPASS_IS_HALF
 FUSED_KERNELS(moments, _f32, float, OF_MOMENTS)
 WARPS_KERNELS(moments_warps, _f32, float, true)
@@ -266,11 +270,11 @@ BLOCKS_KERNELS(moments, _f32, float, true)
 PHASED_KERNEL(abs_phased_forward, element, OF_MAGNITUDES)
 PHASED_KERNEL(squares_phased_forward, element, OF_SQUARES)
 PHASED_KERNEL(moments_phased_forward, element, OF_MOMENTS)
-KERNEL(SHIFT_BLOCK, moments_shift_weights, (make_shifted_copies<element, element>(args)))
+PATIENT_KERNEL(SHIFT_BLOCK, moments_shift_weights, (make_shifted_copies<element, element>(args)))
 #endif
 #ifdef ONEPASS_IS_HALF
 PHASED_KERNEL(moments_phased_forward_f32, float, OF_MOMENTS)
-KERNEL(SHIFT_BLOCK, moments_shift_weights_f32, (make_shifted_copies<element, float>(args)))
+PATIENT_KERNEL(SHIFT_BLOCK, moments_shift_weights_f32, (make_shifted_copies<element, float>(args)))
 #endif
 
 /* Weights by channel, where rows are groups of channels that are read once. */

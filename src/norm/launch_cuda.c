@@ -482,7 +482,8 @@ static bool choose_passes(onepass_norm_choice *c) {
     l->apply_grid = c->rows * onepass_divide_up(c->n, width);
   }
   if (l->grid > INT32_MAX || l->apply_grid > INT32_MAX) return false;
-  l->launches = 3;
+  l->merges = c->moments || c->p->backward; /* otherwise each block that writes does */
+  l->launches = l->merges ? 3 : 2;
   l->sums_at = onepass_reserve(l, l->grid * sums_of_row(c) * (int64_t)sizeof(double));
   onepass_reserve_parts(c, onepass_divide_up(c->rows, l->row_group));
   return true;
@@ -536,9 +537,30 @@ static bool try_kernel(onepass_norm_choice *c, onepass_cuda_kernel kernel) {
   }
 }
 
-/* Whether one block a row would leave most of the chip without work. */
+static bool has_few_rows(const onepass_norm_choice *c) {
+  return c->rows * 2 < c->device->multiprocessors;
+}
+
+/* Whether one block a row would leave most of the chip without work that the others could do sooner, for all that they have to
+ * tell each other. */
 static bool leaves_chip_idle(const onepass_norm_choice *c) {
-  return c->rows * 2 < c->device->multiprocessors && c->n * c->size > 32768;
+  return has_few_rows(c) && c->n * c->size > (c->p->backward ? 32768 : 65536);
+}
+
+/* A few rows of so little that blocks would wait for each other longer than it takes to read it twice, if launches overlap.
+ * Backward, rows that are not aligned are read element by element, and with dweight and dbias there is more to be merged. */
+static bool suits_passes(const onepass_norm_choice *c) {
+  const bool aligned = onepass_takes_vectors(c);
+  int64_t most; /* KiB of x */
+  if (!has_few_rows(c) || c->device->major < 9) return false;
+  if (!c->p->backward) {
+    most = c->moments || c->size == 2 ? 4096 : 16384;
+  } else if (!c->moments) {
+    most = aligned ? 8192 : 2048;
+  } else {
+    most = aligned && c->size > 2 ? 768 : 0;
+  }
+  return c->rows * c->n * c->size >> 10 < most;
 }
 
 /* A warp could hold more of a row, but blocks do such rows faster; and few rows of halves whose sums are in several parts,
@@ -567,6 +589,7 @@ static bool choose_best(onepass_norm_choice *c) {
     if (try_kernel(c, ONEPASS_CUDA_RING)) return true;
     if (try_kernel(c, ONEPASS_CUDA_BLOCKS)) return true;
   }
+  if (suits_passes(c) && try_kernel(c, ONEPASS_CUDA_PASSES)) return true;
   return try_kernel(c, ONEPASS_CUDA_STREAM) || try_kernel(c, ONEPASS_CUDA_PASSES) ||
          try_kernel(c, ONEPASS_CUDA_STRIDED);
 }

@@ -30,6 +30,7 @@ typedef struct onepass_norm_launch {
   bool wide;                /* blocks: with shared memory */
   bool broad;    /* ring: the kernel with more packs a thread; blocks: with more threads */
   bool by_rows;  /* passes, forward: a block writes the same columns of several rows */
+  bool merges;   /* passes: a launch of its own merges the sums of segments */
   bool squares;  /* the kernel that has loops for squares, without a mean and a bias */
   bool tide;     /* stream: slices come chunk by chunk */
   bool channels; /* blocks, tide: weights, if there are any, are those of channels, ... */

@@ -2,6 +2,7 @@
 #ifndef ONEPASS_NORM_PLAN_CUDA_H
 #define ONEPASS_NORM_PLAN_CUDA_H
 
+#include "cuda/ahead.h"
 #include "norm/launch_cells.h"
 #include "norm/launch_cuda.h"
 
@@ -12,6 +13,7 @@ typedef struct onepass_norm_way {
   onepass_norm_launch launch;
   onepass_cuda_launch steps[ONEPASS_NORM_MOST_STEPS];
   int32_t step_count;
+  onepass_ahead_roles ahead; /* of the first step */
 } onepass_norm_way;
 
 typedef struct onepass_norm_cuda {

@@ -34,6 +34,7 @@ static onepass_status queue_points(const onepass_plan *plan, const onepass_buffe
   (void)workspace;
   args.in = backward ? buffers->dy : buffers->x;
   args.out = backward ? buffers->dx : buffers->y;
+  onepass_find_ahead(&plan->cuda.pool.ahead, buffers, &args.ahead);
   return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
 }
 
@@ -71,6 +72,7 @@ static onepass_status queue_pool(const onepass_plan *plan, const onepass_buffers
   } else {
     find_plain(p, &args);
   }
+  onepass_find_ahead(&plan->cuda.pool.ahead, buffers, &args.ahead);
   return onepass_cuda_queue(&plan->cuda.pool.step, &args, stream);
 }
 
@@ -103,6 +105,8 @@ static onepass_status plan_lines(onepass_plan *plan, onepass_cuda_kernel asked) 
   if (!onepass_pool_choose_cuda(p, is_dense(p), device, asked, l)) return cannot_do(plan, asked);
   onepass_cuda_launch *step = &plan->cuda.pool.step;
   *step = (onepass_cuda_launch){.grid = l->grid, .block = l->block, .shared = l->shared};
+  plan->cuda.pool.ahead =
+      onepass_choose_ahead(&plan->layouts, l->grid, l->block, ONEPASS_FEW_BLOCKS, device);
   plan->queue = l->kernel == ONEPASS_CUDA_POINTS ? queue_points : queue_pool;
   describe_launch(plan, l->kernel, step);
   return onepass_cuda_load(plan->device, ONEPASS_CUDA_POOL, p->type, l->name, step);

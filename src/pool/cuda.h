@@ -25,6 +25,7 @@ typedef struct onepass_pool_args {
   /* windows: a line's slots, or by doubling its outputs, are shared by `tiles` blocks, or a block has several lines. */
   int32_t tiles, lanes, lines_of_block;
   int32_t tile; /* outputs of a block */
+  onepass_ahead ahead;
 } onepass_pool_args;
 
 /* The argument of the kernels of points, which make lines that lie back to back, `outputs` each, from others of `inputs`
@@ -41,6 +42,7 @@ typedef struct onepass_point_args {
   int32_t kernel, padding, most;
   int32_t uniform, count_include_pad; /* as above */
   double one_over_kernel;
+  onepass_ahead ahead;
 } onepass_point_args;
 
 /* ---- Boxes: windows over up to three axes ------------------------------------------------------ */

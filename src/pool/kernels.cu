@@ -39,7 +39,17 @@ enum { VEC = vector_of<element>::count, BLOCK = 256, WARP = 32 };
     call;                                                       \
   }
 
-#define KERNEL(name, call) KERNEL_AT(BLOCK, 1, pool_args, name, call)
+/* Many lines are so little that it mostly takes the time to come from memory. */
+#define LINE_KERNEL_AT(blocks, type, name, call)              \
+  extern "C" __global__ void __launch_bounds__(BLOCK, blocks) \
+      name(const __grid_constant__ type args) {               \
+    ask_ahead(args.ahead);                                    \
+    await_turn();                                             \
+    let_next_begin(ONEPASS_FEW_BLOCKS);                       \
+    call;                                                     \
+  }
+
+#define KERNEL(name, call) LINE_KERNEL_AT(1, pool_args, name, call)
 
 #define SMALL_KERNEL(K, S) KERNEL(windows_##K##_##S, (small_windows<K, S>(args)))
 
@@ -59,7 +69,7 @@ KERNEL(windows_warp, (warp_windows(args)))
 KERNEL(windows_strided, (strided_windows(args)))
 
 #define POINT_KERNEL(name, call) \
-  KERNEL_AT(BLOCK, sizeof(element) == 8 ? 2 : 4, point_args, points_##name, call)
+  LINE_KERNEL_AT(sizeof(element) == 8 ? 2 : 4, point_args, points_##name, call)
 
 POINT_KERNEL(any, (point_windows<0>(args)))
 POINT_KERNEL(1, (point_windows<1>(args)))

@@ -2,6 +2,7 @@
 #ifndef ONEPASS_POOL_PLAN_CUDA_H
 #define ONEPASS_POOL_PLAN_CUDA_H
 
+#include "cuda/ahead.h"
 #include "cuda/device.h"
 #include "pool/cuda.h"
 #include "pool/pool.h"
@@ -48,6 +49,7 @@ bool onepass_pool_choose_boxes(const onepass_pool_problem *problem, bool indices
 /* A second launch, for buffers that the first is not for. */
 typedef struct onepass_pool_cuda {
   onepass_cuda_launch step, other_step;
+  onepass_ahead_roles ahead; /* lines */
   union {
     onepass_pool_launch launch;
     struct {

@@ -311,12 +311,16 @@ typedef struct on_device {
 } on_device;
 
 static void upload(const trial *t, on_device *d) {
+  gpu_copy copies[ROLES];
+  int count = 0;
   for (int r = 0; r < ROLES; r++) {
     if (!t->role[r] || t->over[r] >= 0) continue;
     const int is_input = !t->written[r] || r == RUNNING_MEAN || r == RUNNING_VAR;
     if (!is_input) array_repaint(t->role[r]);
-    gpu_to_device(d->arrays[r].tensor.data, t->role[r]->block, t->role[r]->block_size);
+    copies[count++] =
+        (gpu_copy){d->arrays[r].tensor.data, t->role[r]->block, t->role[r]->block_size};
   }
+  gpu_to_device(copies, count);
 }
 
 static void allocate(const trial *t, on_device *d) {
@@ -341,14 +345,29 @@ static void release(const trial *t, on_device *d) {
   }
 }
 
-/* Copies of what the device has, as the host has it. */
-static array *download(const trial *t, const on_device *d, int role) {
+/* The blocks of all arrays as the device has them; for free_blocks. */
+static void download(const trial *t, const on_device *d, unsigned char **blocks) {
+  gpu_copy copies[ROLES];
+  int count = 0;
+  for (int r = 0; r < ROLES; r++) {
+    blocks[r] = NULL;
+    if (!t->role[r]) continue;
+    blocks[r] = malloc(t->role[r]->block_size);
+    if (blocks[r] == NULL) exit(2);
+    copies[count++] = (gpu_copy){d->arrays[r].tensor.data, blocks[r], t->role[r]->block_size};
+  }
+  gpu_to_host(copies, count);
+}
+
+static void free_blocks(unsigned char **blocks) {
+  for (int r = 0; r < ROLES; r++) free(blocks[r]);
+}
+
+/* What is in a block, by itself, once nothing else has been written. */
+static array *find_written(const trial *t, unsigned char *block, int role) {
   const array *host = t->role[role];
   array *copy =
       array_new_strided(host->tensor.dtype, host->tensor.ndim, host->shape, host->strides, 0);
-  unsigned char *block = malloc(host->block_size);
-  if (block == NULL) exit(2);
-  gpu_to_host(block, d->arrays[role].tensor.data, host->block_size);
   array view = *host;
   view.block = block;
   view.tensor.data = block;
@@ -359,7 +378,6 @@ static array *download(const trial *t, const on_device *d, int role) {
   for (int r = 0; r < ROLES; r++) is_over |= t->over[r] == role;
   EXPECT(t->written[role] || is_over || memcmp(block, host->block, host->block_size) == 0,
          "%s: wrote to %s", t->text, role_name[role]);
-  free(block);
   return copy;
 }
 
@@ -378,9 +396,11 @@ static void run_kernel(trial *t, on_device *d, array *const *reference, int kern
     gpu_workspace_scramble(&workspace, (uint64_t)time);
     upload(t, d);
     EXPECT_OK(onepass_run(plan, &buffers, workspace.address, workspace.size, NULL));
+    unsigned char *blocks[ROLES];
+    download(t, d, blocks);
     for (int r = 0; r < ROLES; r++) {
       if (!t->role[r]) continue;
-      array *found = download(t, d, r);
+      array *found = find_written(t, blocks[r], r);
       if (time == 0 && t->written[r]) {
         const double distance = distance_of(t, reference, r, found);
         EXPECT(distance <= 1, "%s, kernel %s: %s is %g times the bound off", t->text,
@@ -392,6 +412,7 @@ static void run_kernel(trial *t, on_device *d, array *const *reference, int kern
              t->text, gpu_kernel_name[kernel], role_name[r]);
       array_free(found);
     }
+    free_blocks(blocks);
   }
   EXPECT(gpu_workspace_guards_hold(&workspace), "%s: wrote outside the workspace", t->text);
   for (int r = 0; r < ROLES; r++) array_free(first[r]);

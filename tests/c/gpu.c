@@ -3,12 +3,16 @@
 
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 256, WORKSPACE_PATTERN = 0x5A };
+enum { GUARD = 256, WORKSPACE_PATTERN = 0x5A, STAGE_BYTES = 16 << 20, MOST_COPIES = 2 * ROLES };
 
 const onepass_cuda_api *gpu;
+/* Memory of the host that the device reaches by itself. All copies go through it. */
+static unsigned char *stage;
+static pthread_mutex_t stage_lock = PTHREAD_MUTEX_INITIALIZER;
 static int device_in_use = -1;
 
 const char *const gpu_kernel_name[ONEPASS_CUDA_KERNEL_COUNT] = {
@@ -75,6 +79,32 @@ static void expect_onepass_knows_them(const char *test) {
   exit(1);
 }
 
+/* A function of the driver that only tests want, by its symbol: so that the library does not ask
+ * every driver for it, and because cuda.h gives cuCtxCreate other arguments in every other version.
+ */
+static void find_symbol(const char *name, void *function, size_t size) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void *symbol = library ? dlsym(library, name) : NULL;
+  if (symbol == NULL) {
+    fprintf(stderr, "the driver has no %s\n", name);
+    exit(1);
+  }
+  memcpy(function, &symbol, size);
+}
+
+static void make_stage(void) {
+  CUresult (*allocate)(void **, size_t, unsigned);
+  find_symbol("cuMemHostAlloc", &allocate, sizeof allocate);
+  gpu_require(allocate((void **)&stage, STAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc",
+              __FILE__, __LINE__);
+}
+
+static void free_stage(void) {
+  CUresult (*release)(void *);
+  find_symbol("cuMemFreeHost", &release, sizeof release);
+  gpu_require(release(stage), "cuMemFreeHost", __FILE__, __LINE__);
+}
+
 int gpu_open(const char *test) {
   const char *reason = "";
   gpu = onepass_cuda_open(&reason);
@@ -89,20 +119,8 @@ int gpu_open(const char *test) {
            gpu_major());
     return 0;
   }
+  make_stage();
   return 1;
-}
-
-/* A function of the driver that only tests want, by its symbol: so that the library does not ask
- * every driver for it, and because cuda.h gives cuCtxCreate other arguments in every other version.
- */
-static void find_symbol(const char *name, void *function, size_t size) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  void *symbol = library ? dlsym(library, name) : NULL;
-  if (symbol == NULL) {
-    fprintf(stderr, "the driver has no %s\n", name);
-    exit(1);
-  }
-  memcpy(function, &symbol, size);
 }
 
 CUcontext gpu_context_new(void) {
@@ -122,6 +140,7 @@ void gpu_context_free(CUcontext context) {
 void gpu_close(void) {
   CUresult (*reset)(CUdevice);
   GPU(cuCtxSynchronize());
+  free_stage();
   find_symbol("cuDevicePrimaryCtxReset_v2", &reset, sizeof reset);
   gpu_require(reset(device_of(device_in_use)), "cuDevicePrimaryCtxReset", __FILE__, __LINE__);
 }
@@ -140,16 +159,50 @@ void gpu_free(void *memory) {
   if (memory) GPU(cuMemFree(address_of(memory)));
 }
 
-/* A copy from ordinary memory may still be under way when it returns, and other streams do not wait
- * for it. */
-void gpu_to_device(void *device, const void *host, size_t size) {
-  GPU(cuMemcpyHtoD(address_of(device), host, size));
-  GPU(cuCtxSynchronize());
+/* Which together fit into the stage. */
+static void copy_at_once(const gpu_copy *copies, int count, int to_device) {
+  unsigned char *at = stage;
+  for (int i = 0; i < count; at += copies[i++].size) {
+    if (to_device) {
+      memcpy(at, copies[i].host, copies[i].size);
+      GPU(cuMemcpyHtoDAsync(address_of(copies[i].device), at, copies[i].size, NULL));
+    } else {
+      GPU(cuMemcpyDtoHAsync(at, address_of(copies[i].device), copies[i].size, NULL));
+    }
+  }
+  GPU(cuCtxSynchronize()); /* other streams do not wait for this one */
+  at = stage;
+  for (int i = 0; i < count && !to_device; at += copies[i++].size) {
+    memcpy(copies[i].host, at, copies[i].size);
+  }
 }
 
-void gpu_to_host(void *host, const void *device, size_t size) {
-  GPU(cuMemcpyDtoH(host, address_of(device), size));
+static void copy_all(const gpu_copy *copies, int count, int to_device) {
+  gpu_copy parts[MOST_COPIES];
+  int used = 0;
+  size_t room = STAGE_BYTES;
+  pthread_mutex_lock(&stage_lock);
+  for (int i = 0; i < count; i++) {
+    for (size_t done = 0; done < copies[i].size;) {
+      const size_t left = copies[i].size - done;
+      gpu_copy *part = &parts[used++];
+      *part = (gpu_copy){(char *)copies[i].device + done, (char *)copies[i].host + done,
+                         left < room ? left : room};
+      done += part->size;
+      room -= part->size;
+      if (room && used < MOST_COPIES) continue;
+      copy_at_once(parts, used, to_device);
+      used = 0;
+      room = STAGE_BYTES;
+    }
+  }
+  copy_at_once(parts, used, to_device);
+  pthread_mutex_unlock(&stage_lock);
 }
+
+void gpu_to_device(const gpu_copy *copies, int count) { copy_all(copies, count, 1); }
+
+void gpu_to_host(const gpu_copy *copies, int count) { copy_all(copies, count, 0); }
 
 size_t gpu_free_memory(void) {
   size_t free_bytes = 0, all = 0;
@@ -193,24 +246,21 @@ void gpu_workspace_scramble(const gpu_workspace *workspace, uint64_t seed) {
     state ^= state << 17;
     bytes[i] = (unsigned char)(state >> 32);
   }
-  gpu_to_device(workspace->address, bytes, workspace->size);
+  gpu_to_device(&(gpu_copy){workspace->address, bytes, workspace->size}, 1);
   free(bytes);
 }
 
-static int guard_holds(const unsigned char *device) {
-  unsigned char bytes[GUARD];
-  gpu_to_host(bytes, device, GUARD);
-  for (int i = 0; i < GUARD; i++) {
-    if (bytes[i] != WORKSPACE_PATTERN) return 0;
+int gpu_workspace_guards_hold(const gpu_workspace *workspace) {
+  unsigned char guards[2][GUARD], *block = workspace->block;
+  if (workspace->size == 0) return 1;
+  GPU(cuCtxSynchronize());
+  gpu_to_host(
+      (gpu_copy[]){{block, guards[0], GUARD}, {block + GUARD + workspace->size, guards[1], GUARD}},
+      2);
+  for (int i = 0; i < 2 * GUARD; i++) {
+    if (guards[i / GUARD][i % GUARD] != WORKSPACE_PATTERN) return 0;
   }
   return 1;
-}
-
-int gpu_workspace_guards_hold(const gpu_workspace *workspace) {
-  if (workspace->size == 0) return 1;
-  const unsigned char *block = workspace->block;
-  GPU(cuCtxSynchronize());
-  return guard_holds(block) && guard_holds(block + GUARD + workspace->size);
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -243,31 +293,36 @@ void gpu_call_free(gpu_call *g) {
 }
 
 void gpu_upload(gpu_call *g, call *host) {
+  gpu_copy copies[ROLES];
+  int count = 0;
   for (int r = 0; r < ROLES; r++) {
-    if (host->role[r] == NULL) continue;
-    if (role_is_output(host->kind, (enum role)r)) array_repaint(host->role[r]);
-    gpu_to_device(g->arrays[r].tensor.data, host->role[r]->block, host->role[r]->block_size);
+    array *a = host->role[r];
+    if (a == NULL) continue;
+    if (role_is_output(host->kind, (enum role)r)) array_repaint(a);
+    copies[count++] = (gpu_copy){g->arrays[r].tensor.data, a->block, a->block_size};
   }
-}
-
-static int is_as_on_host(const array *device, const array *host) {
-  unsigned char *bytes = allocate_host(host->block_size);
-  gpu_to_host(bytes, device->tensor.data, host->block_size);
-  int same = memcmp(bytes, host->block, host->block_size) == 0;
-  free(bytes);
-  return same;
+  gpu_to_device(copies, count);
 }
 
 int gpu_download(const gpu_call *g, call *host) {
-  int inputs_hold = 1;
+  gpu_copy copies[ROLES];
+  const array *inputs[ROLES];
+  int count = 0, inputs_hold = 1;
   GPU(cuCtxSynchronize());
   for (int r = 0; r < ROLES; r++) {
-    if (host->role[r] == NULL) continue;
-    if (role_is_output(host->kind, (enum role)r)) {
-      gpu_to_host(host->role[r]->block, g->arrays[r].tensor.data, host->role[r]->block_size);
-    } else {
-      inputs_hold &= is_as_on_host(&g->arrays[r], host->role[r]);
-    }
+    array *a = host->role[r];
+    if (a == NULL) continue;
+    const int is_input = !role_is_output(host->kind, (enum role)r);
+    inputs[count] = is_input ? a : NULL;
+    copies[count++] =
+        (gpu_copy){g->arrays[r].tensor.data,
+                   is_input ? allocate_host(a->block_size) : (void *)a->block, a->block_size};
+  }
+  gpu_to_host(copies, count);
+  for (int i = 0; i < count; i++) {
+    if (inputs[i] == NULL) continue;
+    inputs_hold &= memcmp(copies[i].host, inputs[i]->block, inputs[i]->block_size) == 0;
+    free(copies[i].host);
   }
   return inputs_hold;
 }

@@ -38,8 +38,15 @@ void gpu_context_free(CUcontext context);
 
 void *gpu_allocate(size_t size);
 void gpu_free(void *memory); /* NULL is fine */
-void gpu_to_device(void *device, const void *host, size_t size);
-void gpu_to_host(void *host, const void *device, size_t size);
+
+/* Copies in one direction, which wait for each other no more than once in a while: where programs share a device, a wait
+ * is until all others have had their turn. When they return the copies are done. */
+typedef struct gpu_copy {
+  void *device, *host;
+  size_t size;
+} gpu_copy;
+void gpu_to_device(const gpu_copy *copies, int count);
+void gpu_to_host(const gpu_copy *copies, int count);
 size_t gpu_free_memory(void); /* bytes that could still be allocated on the device */
 
 /* Scratch memory for one plan, with guard bands. */

@@ -227,7 +227,7 @@ static void fill(const huge *h, int role) {
   const array *period = h->period[role];
   const size_t all = bytes_of(h, role);
   size_t there = (size_t)(period->count * size_of(h, role));
-  gpu_to_device(h->block[role] + GUARD, array_data(period), there);
+  gpu_to_device(&(gpu_copy){h->block[role] + GUARD, array_data(period), there}, 1);
   while (there < all) {
     const size_t more = there < all - there ? there : all - there;
     GPU(cuMemcpyDtoDAsync(first_of(h, role) + there, first_of(h, role), more, NULL));
@@ -350,8 +350,9 @@ static void expect_range_right(const huge *h, int role, int64_t first, int64_t c
   int64_t wrong = 0, wrong_at = -1;
   for (int64_t start = 0; start < count; start += period) {
     const int64_t here = period < count - start ? period : count - start;
-    gpu_to_host(array_data(now), h->block[role] + GUARD + (first + start) * size,
-                (size_t)(here * size));
+    gpu_to_host(&(gpu_copy){h->block[role] + GUARD + (first + start) * size, array_data(now),
+                            (size_t)(here * size)},
+                1);
     const int same =
         start && memcmp(array_data(before), array_data(now), (size_t)(here * size)) == 0;
     for (int64_t k = 0; !same && k < here; k++) {
@@ -382,8 +383,9 @@ static void expect_output_right(const huge *h, int role) {
 
 static void expect_guards_hold(const huge *h, int role) {
   unsigned char guards[2][GUARD];
-  gpu_to_host(guards[0], h->block[role], GUARD);
-  gpu_to_host(guards[1], h->block[role] + GUARD + bytes_of(h, role), GUARD);
+  gpu_to_host((gpu_copy[]){{h->block[role], guards[0], GUARD},
+                           {h->block[role] + GUARD + bytes_of(h, role), guards[1], GUARD}},
+              2);
   for (int i = 0; i < 2 * GUARD; i++) {
     if (!EXPECT(guards[i / GUARD][i % GUARD] == PATTERN, "%s: wrote %s %s", kind_name[h->form.kind],
                 i < GUARD ? "before" : "behind", role_name[role])) {

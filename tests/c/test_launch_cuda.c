@@ -5,6 +5,7 @@
  *
  * SPDX-License-Identifier: MIT
  */
+#include "cuda/ahead.h"
 #include "launch_norms.h"
 
 /* Whether from row to row, or along another axis, all tensors shaped as x move by multiples of
@@ -269,6 +270,8 @@ static void expect_passes(const norm_trial *t) {
     NORM(!t->summed || l->parts == groups);
   }
   NORM(l->apply_grid >= 1 && l->apply_grid <= INT32_MAX);
+  NORM(l->merges == (t->of.backward || t->of.layer_norm)); /* magnitudes: by those who write */
+  NORM(l->launches == 2 + l->merges + (t->summed && !l->direct));
 }
 
 static void expect_columns(const norm_trial *t) {
@@ -329,6 +332,32 @@ static void expect_workspace(const norm_trial *t) {
        l->kernel == ONEPASS_CUDA_WARPS || l->kernel == ONEPASS_CUDA_RING);
 }
 
+/* What is asked for before a kernel's turn: all inputs that are dense, by few blocks whose threads have a few lines each; or
+ * nothing. */
+static void expect_ahead(const norm_trial *t) {
+  const onepass_norm_launch *l = &t->launch;
+  const onepass_cuda_properties *device = &t->on->properties;
+  const onepass_layouts *layouts = &t->plan.layouts;
+  const onepass_ahead_roles ahead = onepass_choose_ahead(layouts, l->grid, l->block, 512, device);
+  int64_t lines = 0;
+  int dense = 0;
+  for (int r = 0; r < ONEPASS_ROLE_COUNT; r++) {
+    const onepass_layout *of = &layouts->of[r];
+    if (!has(t, (onepass_role)r) || (layouts->written & ONEPASS_BIT(r))) continue;
+    if (of->count == 0 || of->span != of->count) continue;
+    if (dense++ >= ahead.count) continue;
+    NORM(ahead.role[dense - 1] == (onepass_role)r);
+    NORM(ahead.bytes[dense - 1] == of->count * (int64_t)onepass_type_size(of->type));
+    lines += divide_up(ahead.bytes[dense - 1], 128);
+  }
+  NORM(ahead.count == 0 || ahead.count == dense);
+  NORM(ahead.count == 0 ||
+       (device->major >= 9 && lines <= 1 << 16 && lines <= 4 * l->grid * l->block));
+  NORM(ahead.count == 0 || l->grid <= 512);
+  const bool small = t->of.rows * t->of.n <= 1024 && l->grid == 1 && l->block >= 32;
+  NORM(ahead.count == dense || device->major < 9 || !small || t->size > 4);
+}
+
 static void expect_launch(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const onepass_cuda_properties *device = &t->on->properties;
@@ -347,6 +376,7 @@ static void expect_launch(const norm_trial *t) {
   NORM(l->cooperative == (l->kernel == ONEPASS_CUDA_STREAM && l->team > 1));
   expect_width_is_allowed(t);
   expect_workspace(t);
+  expect_ahead(t);
   switch (l->kernel) {
     case ONEPASS_CUDA_WARPS:
       expect_warps(t);

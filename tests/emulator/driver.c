@@ -372,6 +372,15 @@ static CUresult queue_copy(CUstream stream, void *to, const void *from, size_t b
 }
 static void *at(CUdeviceptr address) { return (void *)(uintptr_t)address; }
 
+CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+  (void)flags;
+  *memory = malloc(bytes);
+  return *memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemFreeHost(void *memory) {
+  free(memory);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
   (void)stream;
   return cuMemAlloc(address, bytes);

@@ -3,6 +3,8 @@
 #ifndef ONEPASS_CUDA_PTX_CUH
 #define ONEPASS_CUDA_PTX_CUH
 
+#include "cuda/turns.h"
+
 template <class T>
 inline T load_in_place(const T *p) {
   if ((uintptr_t)p % sizeof(T)) machine_fault("a load from %p, of %zu bytes", p, sizeof(T));
@@ -80,6 +82,7 @@ inline unsigned larger_words(unsigned a, unsigned b, T) {
 /* Here launches never overlap. */
 inline void await_turn() {}
 inline void let_next_begin(unsigned) {}
+inline void ask_ahead(const onepass_ahead &) {}
 
 template <class T>
 inline void stay_address(T *&) {}
