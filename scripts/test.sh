@@ -58,18 +58,15 @@ build() { # folder [target...]
 
 has_gpu() { compgen -G '/dev/nvidia*' >/dev/null || [ -e /dev/dxg ]; }
 
-# Some tests measure the memory of the GPU or want most of it. They hold this lock alone, while whatever else may use
-# the GPU, in any stage, shares it. They come as soon as there is a build: once the long ones run, the lock is not to be had
-# for minutes.
-with_device() { # shared|exclusive command...
-  local how=$1
-  shift
+# One stage at a time has the GPU. Within a stage there are as many programs as processors; of several stages' programs
+# side by side, each waits for its turn, on the GPU and for a processor, ten times as long as it takes by itself.
+with_device() { # command...
   if ! has_gpu; then
     "$@"
     return
   fi
   (
-    flock "--$how" 9
+    flock 9
     "$@" 9>&-
   ) 9>>build/device.lock
 }
@@ -100,19 +97,10 @@ build_asan() {
   ) 9>>build/asan.lock
 }
 
-# The C tests side by side, but for those that want a GPU to themselves.
 run_c_tests() { # folder option...
   local folder=$1 status=0
-  shift
-  with_device shared run_ctest "$folder" -LE 'python|alone' "$@" || status=1
+  run_ctest "$@" || status=1
   collect_skips "$folder"
-  return "$status"
-}
-
-run_alone_tests() { # folder
-  local status=0
-  with_device exclusive run_ctest "$1" -L '^alone$' || status=1
-  collect_skips "$1"
   return "$status"
 }
 
@@ -138,19 +126,21 @@ run_python_tests() { # folder
   return "$status"
 }
 
-# All run whatever happens; those in Python beside those in C where there are processors for both.
+# All run whatever happens: first those that measure the GPU's memory or want most of it, then those in C, and those in
+# Python beside them where there are processors for both.
 run_all_tests() { # folder
-  local status=0 beside= output=$1/python-tests.out
+  local status=0 beside='' output=$1/python-tests.out
+  run_c_tests "$1" -L '^alone$' || status=1
   if [ "$jobs" -ge 8 ]; then
-    with_device shared run_python_tests "$1" >"$output" 2>&1 &
+    run_python_tests "$1" >"$output" 2>&1 &
     beside=$!
   fi
-  run_c_tests "$1" || status=1
+  run_c_tests "$1" -LE 'python|alone' || status=1
   if [ -n "$beside" ]; then
     wait "$beside" || status=1
     cat "$output"
   else
-    with_device shared run_python_tests "$1" || status=1
+    run_python_tests "$1" || status=1
   fi
   return "$status"
 }
@@ -168,12 +158,11 @@ stage_release() {
   configure release && build build/release || status=1
   touch "$records/release.built"
   [ "$status" = 0 ] || return 1
-  run_alone_tests build/release || status=1
-  run_all_tests build/release || status=1
+  with_device run_all_tests build/release || status=1
   return "$status"
 }
 
-stage_asan() { build_asan && run_all_tests build/asan; }
+stage_asan() { build_asan && with_device run_all_tests build/asan; }
 
 stage_tsan() {
   # POSIX threads: ThreadSanitizer does not see what libgomp's own barriers order.
@@ -193,7 +182,7 @@ stage_clang() {
     cat build/clang.log
     return 1
   }
-  build build/clang && run_c_tests build/clang -L '^c$' &&
+  build build/clang && with_device run_c_tests build/clang -L '^c$' -LE alone &&
     build/clang/cli/onepass check --quick --device cpu
 }
 
@@ -229,7 +218,7 @@ build_python_package() { # python
 # Some verdicts hang on the clock, and a machine may be busy with something else for a moment: what failed is
 # tried once more, by itself.
 test_judge() { # version python
-  local version=$1 python=$2 some='' status=0 share chosen output outputs=() failed=()
+  local version=$1 python=$2 some='' status=0 share chosen output outputs=() again=()
   local -A process_of=()
   [ "$version" = current ] || some='honest or parts or precision or fork'
   while read -r share chosen; do
@@ -240,10 +229,10 @@ test_judge() { # version python
     process_of[$output]=$!
   done < <(judge_shares "$some")
   for output in "${outputs[@]}"; do
-    wait "${process_of[$output]}" || failed+=("$output")
+    wait "${process_of[$output]}" || again+=("$output")
     cat "$output.shown"
   done
-  for output in "${failed[@]}"; do
+  for output in "${again[@]}"; do
     echo "-- once more, what failed"
     run_pytest "$python" "$output" tests/judge --last-failed --last-failed-no-failures none || status=1
   done
@@ -273,34 +262,35 @@ run_pytest() { # python output argument...
   return "$status"
 }
 
-# With both versions of PyTorch side by side, and in several processes each where there are processors for them.
-stage_python() {
-  local status=0 version share shares
-  local -A python_of=()
-  local running=()
-  rm -rf build/python-package
-  for version in current 2.0.1; do
-    if ! python_of[$version]=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
-      skip "the PyTorch package with PyTorch ($version): $(cat "build/torch-$version.reason")"
-      unset "python_of[$version]"
-      [ "${CI:-}" != true ] || status=1
-    elif [ ! -d build/python-package ]; then
-      build_python_package "${python_of[$version]}" || return 1
-    fi
-  done
-  for version in "${!python_of[@]}"; do
-    echo "${python_of[$version]}" >"$records/judged-$version"
-  done
-  shares=$((${#python_of[@]} ? jobs / ${#python_of[@]} : 1))
+# With each Python side by side, and in several processes each where there are processors for them.
+test_package() { # version=python...
+  local status=0 pair share shares=$((jobs / $#)) running=()
   [ "$shares" -ge 1 ] || shares=1
-  for version in "${!python_of[@]}"; do
+  for pair in "$@"; do
     for ((share = 1; share <= shares; share++)); do
       ONEPASS_TEST_SHARE=$share/$shares OMP_NUM_THREADS=2 \
-        with_device shared run_pytest "${python_of[$version]}" "build/torch-$version-$share.out" tests/python &
+        run_pytest "${pair#*=}" "build/torch-${pair%%=*}-$share.out" tests/python &
       running+=($!)
     done
   done
   for share in "${running[@]}"; do wait "$share" || status=1; done
+  return "$status"
+}
+
+stage_python() {
+  local status=0 version pythons=() found
+  rm -rf build/python-package
+  for version in current 2.0.1; do
+    if ! found=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
+      skip "the PyTorch package with PyTorch ($version): $(cat "build/torch-$version.reason")"
+      [ "${CI:-}" != true ] || status=1
+      continue
+    fi
+    [ -d build/python-package ] || build_python_package "$found" || return 1
+    pythons+=("$version=$found")
+    echo "$found" >"$records/judged-$version" # by the rest of this stage
+  done
+  [ "${#pythons[@]}" = 0 ] || with_device test_package "${pythons[@]}" || status=1
   if command -v ruff >/dev/null; then
     ruff check . || status=1
   else
@@ -321,7 +311,7 @@ alone_python() {
 
 stage_cuda() {
   local status
-  with_device shared scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
+  with_device scripts/sanitize_cuda.sh | tee build/sanitize_cuda.out
   status=${PIPESTATUS[0]}
   grep '^skip: ' build/sanitize_cuda.out >>"$skips"
   [ "$status" = 0 ] || [ "$status" = 77 ]

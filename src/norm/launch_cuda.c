@@ -554,7 +554,7 @@ static bool suits_passes(const onepass_norm_choice *c) {
   int64_t most; /* KiB of x */
   if (!has_few_rows(c) || c->device->major < 9) return false;
   if (!c->p->backward) {
-    most = c->moments || c->size == 2 ? 4096 : 16384;
+    most = c->moments || c->size == 2 ? 4096 : 12288;
   } else if (!c->moments) {
     most = aligned ? 8192 : 2048;
   } else {
