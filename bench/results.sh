@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measurements that docs/results holds, as JSON lines: tensors of at least 256 MiB, so that no cache
+# The measurements on a CPU that docs/results holds, as JSON lines: tensors of at least 256 MiB, so that no cache
 # holds them. Takes about two minutes and 3 GiB of memory.
 #
 #   bench/results.sh [THREADS] >docs/results/NAME.jsonl
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 onepass=${ONEPASS_CLI:-build/release/cli/onepass}
 threads=${1:-$(nproc)}
 
-line() { "$onepass" bench --json --threads "$threads" --op "$@"; }
+line() { "$onepass" bench --device cpu --json --threads "$threads" --op "$@"; }
 
 line l1_norm --shape 1024x65535
 line layer_norm --shape 65536x1024
