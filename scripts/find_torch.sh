@@ -3,7 +3,7 @@
 #
 #   scripts/find_torch.sh current    the one at hand if it has PyTorch, or else one with the newest PyTorch in
 #                                    build/torch-current
-#   scripts/find_torch.sh 2.0.1      one with that version in build/torch-2.0.1
+#   scripts/find_torch.sh 2.0.1      one with that version and an old Python, in build/torch-2.0.1
 #
 # Environments are made on the first call. Where that fails nothing is printed, the reason is on stderr and the
 # exit status is 1.
@@ -31,9 +31,14 @@ done
 packages=(torch)
 pythons=("${PYTHON:-python3}")
 if [ "$version" != current ]; then
-  # The last one with wheels for that version, and its C extensions want the NumPy of its time.
+  # Its C extensions want the NumPy of its time.
   packages=("torch==$version" "numpy<2")
-  pythons+=(python3.11 python3.10 python3.9 python3.8)
+  # The oldest Python there is: it is what is promised, and from 3.11 on that version has no torch.compile.
+  pythons=()
+  for minor in 8 9 10 11; do
+    pythons+=("python3.$minor" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/3.$minor".*/bin/python)
+  done
+  pythons+=("${PYTHON:-python3}")
 fi
 for python in "${pythons[@]}"; do
   "$python" -c 'import sys' 2>/dev/null || continue

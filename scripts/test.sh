@@ -278,7 +278,7 @@ test_package() { # version=python...
 }
 
 stage_python() {
-  local status=0 version pythons=() found
+  local status=0 version pythons=() found ruff
   rm -rf build/python-package
   for version in current 2.0.1; do
     if ! found=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
@@ -291,8 +291,8 @@ stage_python() {
     echo "$found" >"$records/judged-$version" # by the rest of this stage
   done
   [ "${#pythons[@]}" = 0 ] || with_device test_package "${pythons[@]}" || status=1
-  if command -v ruff >/dev/null; then
-    ruff check . || status=1
+  if ruff=$(command -v ruff || command -v build/venv/bin/ruff); then
+    "$ruff" check . || status=1
   else
     skip "ruff on the Python sources: there is no ruff"
   fi

@@ -124,8 +124,8 @@ def _call_fused(
     code = activation_code(activation)
     if isinstance(normalized_shape, int):  # an error; not an axis
         return None
-    return _FUSED((LAYER, normalized_shape, 0, 0, eps, False, False, 0.0, code), NOTHING, input, residual,
-                  weight, bias)
+    return _FUSED.call((LAYER, normalized_shape, 0, 0, eps, False, False, 0.0, code), NOTHING, input,
+                       residual, weight, bias)
 
 
 def _covers(

@@ -297,9 +297,9 @@ _KINDS = (_native.kind, _native.kind_or_small, _native.kind_or_small_on_gpu)
 
 
 class Norm:
-    """One operator of the family, called with a description: (output, sum with the residual or None, ...);
-    None if the library does not cover the call; () if it may be small and is: then PyTorch's is quicker.
-    `of_torch` is the operator that autocast knows."""
+    """One operator of the family. `call`, with a description, gives (output, sum with the residual or None,
+    ...); None if the library does not cover the call; () if it may be small and is: then PyTorch's is
+    quicker. `of_torch` is the operator that autocast knows."""
 
     def __init__(self, name: str, op: int, of_torch: str) -> None:
         self.name, self.op = name, op
@@ -314,7 +314,7 @@ class Norm:
             f" Tensor statistics, {_FIELDS}, bool[2] wanted) -> (Tensor, Tensor, Tensor)",
             self._backward, self._backward_meta)
 
-    def __call__(
+    def call(
         self,
         description: Description,
         small: int,

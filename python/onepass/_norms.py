@@ -54,8 +54,8 @@ def group_norm(
     code = activation_code(activation)
     done = None
     if num_groups != -1:
-        done = _GROUP_NORM((GROUP, 0, 0, num_groups, eps, False, False, 0.0, code),
-                           NOTHING if code else ANYTHING, input, None, weight, bias)
+        done = _GROUP_NORM.call((GROUP, 0, 0, num_groups, eps, False, False, 0.0, code),
+                                NOTHING if code else ANYTHING, input, None, weight, bias)
         if done:
             return done[0]
     if code:
@@ -89,8 +89,9 @@ def batch_norm(
 ) -> Tensor:
     """torch.nn.functional.batch_norm, and then the activation."""
     code = activation_code(activation)
-    done = _BATCH_NORM((BATCH, 0, 0, 0, eps, False, not training, momentum, code),
-                       NOTHING if code else ANYTHING, input, None, weight, bias, running_mean, running_var)
+    done = _BATCH_NORM.call((BATCH, 0, 0, 0, eps, False, not training, momentum, code),
+                            NOTHING if code else ANYTHING, input, None, weight, bias, running_mean,
+                            running_var)
     if done:
         return done[0]
     if code:
@@ -118,8 +119,8 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """torch.nn.functional.instance_norm."""
-    done = _INSTANCE_NORM((GROUP, 0, 0, -1, eps, False, not use_input_stats, momentum, 0), NOTHING, input,
-                          None, weight, bias, running_mean, running_var)
+    done = _INSTANCE_NORM.call((GROUP, 0, 0, -1, eps, False, not use_input_stats, momentum, 0), NOTHING,
+                               input, None, weight, bias, running_mean, running_var)
     if done is not None:
         if running_mean is not None and use_input_stats and not is_compiling():
             mark_as_changed(running_mean)  # which PyTorch does not do in batch_norm
@@ -201,8 +202,9 @@ def rms_norm(
     if dim is None:
         done = _call_rms_norm(input, None, normalized_shape, weight, eps, code)
     elif normalized_shape and tuple(input.shape[dim:][:len(normalized_shape)]) == tuple(normalized_shape):
-        done = _RMS_NORM((RMS, dim, len(normalized_shape), 0, _default_eps(input) if eps is None else eps,
-                          False, False, 0.0, code), NOTHING, input, None, weight, None)
+        done = _RMS_NORM.call((RMS, dim, len(normalized_shape), 0,
+                               _default_eps(input) if eps is None else eps, False, False, 0.0, code),
+                              NOTHING, input, None, weight, None)
     if done:
         return done[0]
     if code:
@@ -247,8 +249,8 @@ def _call_rms_norm(
     if isinstance(normalized_shape, int):  # an error; not an axis
         return None
     small = ON_GPU if _HAS_KERNEL and residual is None and not code else NOTHING
-    return _RMS_NORM((RMS, normalized_shape, 0, 0, _default_eps(input) if eps is None else eps, False,
-                      False, 0.0, code), small, input, residual, weight, None)
+    return _RMS_NORM.call((RMS, normalized_shape, 0, 0, _default_eps(input) if eps is None else eps, False,
+                           False, 0.0, code), small, input, residual, weight, None)
 
 
 # ---- By length ----------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def _first_and_count(dim: Dim) -> Tuple[int, int]:
 def l2_norm(input: Tensor, dim: Dim = 1, eps: float = 0.0) -> Tensor:
     """input / (sqrt(sum of input^2 over dim) + eps)."""
     axis, axes = _first_and_count(dim)
-    done = _L2_NORM((L2, axis, axes, 0, eps, False, False, 0.0, 0), NOTHING, input, None, None, None)
+    done = _L2_NORM.call((L2, axis, axes, 0, eps, False, False, 0.0, 0), NOTHING, input, None, None, None)
     if done is not None:
         return done[0]
     try:
@@ -283,7 +285,8 @@ def l2_norm(input: Tensor, dim: Dim = 1, eps: float = 0.0) -> Tensor:
 def frobenius_norm(input: Tensor) -> Tensor:
     """input / sqrt(sum of all input^2)."""
     if isinstance(input, Tensor) and input.dim() > 0:
-        done = _L2_NORM((L2, 0, input.dim(), 0, 0.0, False, False, 0.0, 0), NOTHING, input, None, None, None)
+        done = _L2_NORM.call((L2, 0, input.dim(), 0, 0.0, False, False, 0.0, 0), NOTHING, input, None, None,
+                             None)
         if done is not None:
             return done[0]
     try:
@@ -303,7 +306,7 @@ def normalize(
     if out is None and isinstance(p, (int, float)) and (p == 1 or p == 2) and isinstance(eps, (int, float)):
         axis, axes = _first_and_count(dim)
         norm = _L2_NORM if p == 2 else _L1_NORMALIZE
-        done = norm((norm.op, axis, axes, 0, eps, True, False, 0.0, 0), NOTHING, input, None, None, None)
+        done = norm.call((norm.op, axis, axes, 0, eps, True, False, 0.0, 0), NOTHING, input, None, None, None)
         if done is not None:
             return done[0]
     try:

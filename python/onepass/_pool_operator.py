@@ -16,6 +16,7 @@ from ._torch import (
     DIRECT,
     DIRECT_WITH_GRAD,
     FLOATS,
+    FLOAT_TYPES,
     OPERATOR,
     NotCovered,
     below_autograd,
@@ -98,6 +99,8 @@ except TypeError:  # before 2.4
 
     def _is_autocast_on(device: str) -> bool:
         return torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled()
+
+    _is_autocast_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above; 2.0 knows but one
 
 
 def _devices_that_cast(*names: str) -> Set[str]:
@@ -224,9 +227,9 @@ class _TracedPool(_Pool):
 
 
 class Pool:
-    """One operator of the family, called with fields: the output, or it and the indices if asked for; None
-    if the library does not cover the call or PyTorch's is quicker. `cast` are the operators that autocast
-    knows."""
+    """One operator of the family. `call`, with fields, gives the output, or it and the indices if asked for;
+    None if the library does not cover the call or PyTorch's is quicker. `cast` are the operators that
+    autocast knows."""
 
     def __init__(self, kind: str, spatial: int, cast: str = "", may_be_small: bool = True) -> None:
         self.name, self.spatial = f"{kind}{spatial}d", spatial
@@ -246,7 +249,7 @@ class Pool:
             f" Tensor? input, Tensor? output, {fields}) -> Tensor",
             self._backward, self._backward_meta)
 
-    def __call__(self, input: Tensor, fields: Fields, wants_indices: bool = False) -> Any:
+    def call(self, input: Tensor, fields: Fields, wants_indices: bool = False) -> Any:
         if is_compiling():
             way = OPERATOR
         else:
@@ -301,7 +304,7 @@ class Pool:
 
     def _normal_if_covered(self, input: Tensor, fields: Fields) -> Optional[Fields]:
         """For those who look at tensors without data; where there is data the C library decides."""
-        if not isinstance(input, Tensor) or input.dtype not in FLOATS or input.layout != torch.strided:
+        if not isinstance(input, Tensor) or input.dtype not in FLOAT_TYPES or input.layout != torch.strided:
             return None
         if input.dim() - self.spatial not in (1, 2) or input.numel() == 0:
             return None

@@ -42,7 +42,7 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
         divisor_override: Optional[int] = None,
     ) -> Tensor:
         if divisor_override != 0:
-            output = pool(input, (kernel_size, stride, padding, 1, ceil_mode, count_include_pad,
+            output = pool.call(input, (kernel_size, stride, padding, 1, ceil_mode, count_include_pad,
                                   divisor_override or 0, 0.0))
             if output is not None:
                 return output
@@ -69,7 +69,7 @@ def _max_pool(spatial: int) -> Tuple[Callable[..., Any], Callable[..., Tuple[Ten
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        results = pool(input, (kernel_size, stride, padding, dilation, ceil_mode, False, 0, 0.0),
+        results = pool.call(input, (kernel_size, stride, padding, dilation, ceil_mode, False, 0, 0.0),
                        return_indices)
         if results is not None:
             return results
@@ -109,7 +109,7 @@ def _adaptive_avg_pool(spatial: int) -> Callable[..., Tensor]:
     pool = Pool("adaptive_avg_pool", spatial)
 
     def adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
-        output = pool(input, (_output_size(output_size, input, spatial),))
+        output = pool.call(input, (_output_size(output_size, input, spatial),))
         if output is not None:
             return output
         try:
@@ -126,7 +126,7 @@ def _adaptive_max_pool(spatial: int) -> Tuple[Callable[..., Any], Callable[..., 
     def adaptive_max_pool(
         input: Tensor, output_size: Any, return_indices: bool = False
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        results = pool(input, (_output_size(output_size, input, spatial),), return_indices)
+        results = pool.call(input, (_output_size(output_size, input, spatial),), return_indices)
         if results is not None:
             return results
         try:
@@ -156,7 +156,7 @@ def _lp_pool(spatial: int) -> Callable[..., Tensor]:
         ceil_mode: bool = False,
     ) -> Tensor:
         if isinstance(norm_type, (int, float)) and (spatial > 1 or isinstance(kernel_size, int)):
-            output = pool(input, (kernel_size, stride, 0, 1, ceil_mode, False, 0, float(norm_type)))
+            output = pool.call(input, (kernel_size, stride, 0, 1, ceil_mode, False, 0, float(norm_type)))
             if output is not None:
                 return output
         try:

@@ -22,7 +22,7 @@ from torch.autograd import Function, forward_ad
 from . import _native
 
 __all__ = [
-    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "OPERATOR", "PYTORCH", "SMALL",
+    "DIRECT", "DIRECT_WITH_GRAD", "ERRORS", "FLOATS", "FLOAT_TYPES", "OPERATOR", "PYTORCH", "SMALL",
     "NotCovered", "below_autograd", "casts_under_autocast", "define", "differentiate", "explain",
     "has_kernel", "has_known_type", "is_channels_last", "is_compiling", "mark_as_changed", "quick_apply",
     "to_float32", "way_back", "way_of_watched",
@@ -54,6 +54,7 @@ _WATCHERS = (
 
 # The types that have kernels, and what DLPack calls them: code and bits.
 FLOATS = {torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
+FLOAT_TYPES = tuple(FLOATS)  # the compiler of 2.0 does not look types up in a dict
 
 
 def _always() -> bool:
@@ -133,7 +134,7 @@ _covers_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def has_known_type(tensor: Tensor) -> bool:
     """Whether onepass has kernels for tensors of this type and rank, on this device."""
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOAT_TYPES:
         return False
     if tensor.layout != torch.strided or not 1 <= tensor.dim() <= 8:
         return False

@@ -245,6 +245,16 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 class _InstanceNorm:
     """What torch.nn's forward calls when it has looked at the shape."""
 
+    __constants__ = [*torch.nn.InstanceNorm1d.__constants__, "axes_without_batch"]
+
+    if not hasattr(torch, "export"):  # the compiler of 2.0 does not follow forward into methods of torch.nn's
+
+        def forward(self, input: Tensor) -> Tensor:
+            self._check_input_dim(input)
+            if input.dim() == self.axes_without_batch:
+                return self._apply_instance_norm(input.unsqueeze(0)).squeeze(0)
+            return self._apply_instance_norm(input)
+
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         if self.momentum is None:
             momentum = 0.0
@@ -261,15 +271,15 @@ class _InstanceNorm:
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    pass
+    axes_without_batch = 2
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    pass
+    axes_without_batch = 3
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    pass
+    axes_without_batch = 4
 
 
 # ---- By length ----------------------------------------------------------------------------------

@@ -326,8 +326,9 @@ def test_a_tensor_at_an_address() -> None:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_new_memory_is_no_number() -> None:
-    """Whatever the heap looks like: neither blocks that come from the system nor those freed before are left out, but
-    for those of a few elements, which a thread may keep for itself. (PyTorch asks malloc, but not in every build.)"""
+    """Whatever the heap looks like: neither blocks that come from the system nor those freed before are left
+    out, but for those of a few elements, which a thread may keep for itself. (PyTorch asks malloc, but not in
+    every build.)"""
     libc = ctypes.CDLL(None)
     libc.free.argtypes = [ctypes.c_void_p]
 

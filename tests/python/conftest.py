@@ -6,6 +6,7 @@ go, straight to the C library, and as torch.compile and export see it, through t
 registered with PyTorch. No tensor is too small to be onepass's, but in test_small.py.
 """
 
+import sys
 from contextlib import nullcontext
 from typing import Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
@@ -31,6 +32,12 @@ def why_no_cuda() -> Optional[str]:
 @pytest.fixture(params=["cpu"] if why_no_cuda() else ["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def reset_compiler() -> None:
+    """It takes some functions of different tests for one, and compiles each a few times only."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 class Watching(TorchFunctionMode):

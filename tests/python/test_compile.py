@@ -6,11 +6,16 @@ from typing import Any, Callable, Tuple
 import onepass
 import pytest
 import torch
-from conftest import VERSION, Pair, rms_norm_of_torch
+from conftest import VERSION, Pair, reset_compiler, rms_norm_of_torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 needs_compile = pytest.mark.skipif(
     VERSION < (2, 1) and sys.version_info >= (3, 11), reason="PyTorch 2.0 compiles up to Python 3.10")
+# What PyTorch itself, in modules of one's own, cannot do there.
+OLD_COMPILER = VERSION < (2, 1)
+needs_numbers = pytest.mark.skipif(
+    OLD_COMPILER, reason="PyTorch 2.0 makes tensors of a module's numbers where shapes are dynamic")
+DYNAMIC = [False, pytest.param(True, marks=needs_numbers)]
 needs_export = pytest.mark.skipif(not hasattr(torch, "export"), reason="PyTorch 2.0 has no torch.export")
 
 
@@ -70,8 +75,7 @@ def norms(device: str) -> Tuple[Norms, Norms]:
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> None:
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+    reset_compiler()
 
 
 def operators_in(graph: torch.fx.Graph) -> set:
@@ -81,7 +85,7 @@ def operators_in(graph: torch.fx.Graph) -> set:
 
 @needs_compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", DYNAMIC)
 def test_compiles_to_one_graph(backend: str, dynamic: bool, device: str) -> None:
     ours, theirs = nets(device)
     compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend=backend)
@@ -99,7 +103,9 @@ def test_compiles_to_one_graph(backend: str, dynamic: bool, device: str) -> None
 
 
 @needs_compile
-@pytest.mark.parametrize("backend, dynamic", [("eager", False), ("aot_eager", False), ("inductor", True)])
+@pytest.mark.parametrize("backend, dynamic", [
+    ("eager", False), ("aot_eager", False), ("inductor", False),
+    pytest.param("inductor", True, marks=needs_numbers)])
 def test_compiles_norms_to_one_graph(backend: str, dynamic: bool, device: str) -> None:
     ours, theirs = norms(device)
     compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend=backend)
@@ -131,9 +137,11 @@ def test_compiles_channels_last(device: str) -> None:
 
     compiled = torch.compile(lambda x: call(onepass.functional, x), fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 6, 3, 4, device=device).to(memory_format=torch.channels_last).requires_grad_()
-    y, expected = compiled(x), call(torch.nn.functional, x)
+    # With channels_last 2.0 crashes in the gradient of its own.
+    y, expected = compiled(x), call(torch.nn.functional, x.contiguous() if OLD_COMPILER else x)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    assert device == "cuda" or y.stride() == expected.stride()  # where PyTorch does not keep them
+    if device == "cpu" and not OLD_COMPILER:  # elsewhere PyTorch does not keep them
+        assert y.stride() == expected.stride()
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(torch.autograd.grad(y.pow(3).sum(), x),
                                torch.autograd.grad(expected.pow(3).sum(), x), rtol=1e-4, atol=1e-4)
@@ -180,6 +188,7 @@ def test_compiles_what_is_not_covered() -> None:
 
 
 @needs_compile
+@pytest.mark.skipif(OLD_COMPILER, reason="PyTorch 2.0 does not compile vmap")
 def test_compiles_vmap(pair: Pair, device: str) -> None:
     compiled = torch.compile(torch.func.vmap(pair[0]), backend="aot_eager")
     x = torch.randn(5, 4, 3, 8, device=device)

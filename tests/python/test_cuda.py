@@ -6,8 +6,7 @@ import onepass
 import onepass.functional as F
 import pytest
 import torch
-import torch._dynamo
-from conftest import Pair, why_no_cuda
+from conftest import Pair, reset_compiler, why_no_cuda
 
 if why_no_cuda():
     pytest.skip(f"everything on a GPU: {why_no_cuda()}", allow_module_level=True)
@@ -121,7 +120,7 @@ def test_scratch_memory_is_given_back() -> None:
 
 
 def test_compiled_with_cuda_graphs(pair: Pair) -> None:
-    torch._dynamo.reset()  # to it all pairs are one function, which it compiles a few times only
+    reset_compiler()
     compiled: Callable[..., torch.Tensor] = torch.compile(
         lambda x: pair[0](x * 2) + 1, mode="reduce-overhead", fullgraph=True)
     for _ in range(4):

@@ -6,9 +6,9 @@ import onepass
 import onepass.functional as F
 import pytest
 import torch
-from conftest import VERSION, assert_near
+from conftest import VERSION, assert_near, reset_compiler
 from onepass import _native, _pool_operator
-from test_compile import needs_compile, needs_export, operators_in
+from test_compile import DYNAMIC, needs_compile, needs_export, operators_in
 from test_results import check, random
 from torch.nn import functional as T
 
@@ -427,10 +427,10 @@ IN_GRAPH = {"max_pool2d", "avg_pool2d", "lp_pool2d", "adaptive_max_pool2d", "ada
 
 
 @needs_compile
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", DYNAMIC)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_compiles_to_one_graph(dynamic: bool, channels_last: bool, device: str) -> None:
-    torch._dynamo.reset()
+    reset_compiler()
     ours, theirs = Pools(onepass.nn), Pools(torch.nn)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     for length in (9, 11):
@@ -448,7 +448,7 @@ def test_compiles_to_one_graph(dynamic: bool, channels_last: bool, device: str) 
 
 @needs_compile
 def test_compiles_3d_under_autocast(device: str) -> None:
-    torch._dynamo.reset()
+    reset_compiler()
     x = random(SHAPES[3], torch.bfloat16, device)
     with torch.autocast(device, dtype=torch.bfloat16):
         y = torch.compile(lambda x: F.avg_pool3d(x, 2), backend="eager", fullgraph=True)(x)
@@ -508,7 +508,7 @@ def test_what_the_compiler_is_told_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_compile
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_compiler_can_ask(dynamic: bool) -> None:
-    torch._dynamo.reset()
+    reset_compiler()
 
     def ask(x: torch.Tensor) -> torch.Tensor:
         pool = _pool_operator._POOLS["max_pool2d"]

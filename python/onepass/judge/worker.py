@@ -54,8 +54,8 @@ def watch(options: Dict[str, Any], tell: Callable[[Dict[str, Any]], None]) -> No
 
 
 def fill_new_memory(on: bool) -> None:
-    """Whether glibc fills what malloc gives with bytes of ones, which are NaN in every type: the complement of the
-    lowest byte here, and nothing at all for 0."""
+    """Whether glibc fills what malloc gives with bytes of ones, which are NaN in every type: the complement
+    of the lowest byte here, and nothing at all for 0."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         perturb = -6  # as malloc.h numbers it
@@ -129,9 +129,9 @@ class Runner:
         return {"copied": copied, "seconds": time.monotonic() - start}
 
     def do_release(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Forgets the last results, and fills the memory they leave with NaN, and on a CPU all that malloc gives until
-        the next release: a result that is not written will have some in it. (Not every build of PyTorch asks malloc
-        for its tensors, so the memory that results leave counts on CPUs, too.)"""
+        """Forgets the last results, and fills the memory they leave with NaN, and on a CPU all that malloc
+        gives until the next release: a result that is not written will have some in it. (Not every build of
+        PyTorch asks malloc for its tensors, so the memory that results leave counts on CPUs, too.)"""
         torch = self.torch
         self.kept.clear()
         if not self.driver:
