@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from . import functional
+from ._torch import is_compiling
 
 __all__ = ["Verdict", "forward_of", "is_candidate", "judge"]
 
@@ -25,6 +26,8 @@ def _parameters_of(module: Module) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 def _eps_of(module: Module) -> float:
+    if is_compiling():  # early versions do not follow __dict__, which is quicker to look into
+        return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     own = module.__dict__
     return own["variance_epsilon"] if "variance_epsilon" in own else own["eps"]
 

@@ -176,7 +176,8 @@ def test_operators_are_one_piece_for_the_compiler(device: str) -> None:
     assert seen == {"layer_norm", "l1_norm", "avg_pool1d"}
     seen.clear()
     torch.compile(norms(device)[0], fullgraph=True, backend=backend)(torch.randn(4, 6, 16, device=device))
-    assert seen == NORMS
+    # Some versions take a module whose forward is torch.nn's for one piece, too, and look into it later.
+    assert seen == NORMS - ({"instance_norm"} if (2, 1) <= VERSION < (2, 5) else set())
 
 
 @needs_compile
@@ -237,6 +238,8 @@ def test_export_of_norms(training: bool, device: str) -> None:
     torch.testing.assert_close(run(x), theirs(x), rtol=1e-4, atol=1e-5)
     exported = dict(run.named_buffers())
     for name, buffer in theirs.named_buffers():
+        if VERSION < (2, 6) and not training and name not in exported:  # which keep what is used
+            continue
         torch.testing.assert_close(exported[name], buffer, msg=lambda m, n=name: f"{n}: {m}")
 
 

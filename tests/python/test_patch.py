@@ -11,6 +11,7 @@ import onepass
 import pytest
 import torch
 from conftest import VERSION
+from test_compile import needs_compile
 
 
 class OwnForward(torch.nn.LayerNorm):
@@ -499,7 +500,7 @@ def test_copies_of_relatives(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [type(m) for m in other] == [LayerNorm2d, RmsNorm2d, SomeRMSNorm]
 
 
-@pytest.mark.skipif(VERSION < (2, 1), reason="torch.compile is not for every Python")
+@needs_compile
 def test_compiled_relatives(device: str) -> None:
     model = randomize(relatives()).to(device)
     onepass.patch(model)
