@@ -20,7 +20,7 @@ from onepass.judge.memory import Spec, device_bytes, layout_of, view_of
 from onepass.judge.operators import evasions, forbidden
 from onepass.judge.source import classes_of, load_reference, requirements_of
 from onepass.judge.stats import Estimate, estimate
-from onepass.judge.timing import Times
+from onepass.judge.timing import Times, share_when_quiet
 from onepass.judge.trial import leak_in
 from onepass.judge.verdict import Judgement, grade, near_thresholds, worst_status
 from onepass.judge.wire import Place, Table
@@ -139,6 +139,15 @@ def times(candidate: float, eager: float = 10e-3) -> Times:
     seconds = {"candidate": candidate, "eager": eager, "copy": 1e-3, "read": 0.5e-3, "write": 0.5e-3}
     rounds = {name: [value * (1 + 0.001 * i) for i in range(7)] for name, value in seconds.items()}
     return Times(4, rounds, 0.0, 0.1)
+
+
+def test_a_busy_machine_neither_accuses_nor_acquits() -> None:
+    equal = [3.0, 33.0, 3.1, 9.0, 3.2, 12.0, 3.0, 3.1, 40.0]
+    fresh = [10.0, 10.1, 25.0, 10.0, 10.2, 31.0, 17.0, 10.0, 10.0]
+    assert share_when_quiet(list(zip(equal, fresh))) == pytest.approx(0.3, abs=0.05)
+    random.shuffle(equal)
+    assert share_when_quiet(list(zip(equal, fresh))) == pytest.approx(0.3, abs=0.05)
+    assert share_when_quiet(list(zip(fresh, reversed(fresh)))) == 1
 
 
 def fake_bench(needed: float = 1.0) -> SimpleNamespace:
