@@ -133,7 +133,7 @@ static void test_other_numbers_of_dimensions_are_refused(void) {
       for (int ndim = spatial; ndim <= spatial + 3; ndim += 3) {
         const int64_t shape[6] = {1, 1, 9, 9, 9, 9};
         member m = {.pool = describe(family[f].op, ONEPASS_FORWARD, spatial, family[f].adaptive)};
-        char value[8];
+        char value[16];
         snprintf(value, sizeof value, "%d", ndim);
         m.x = array_new(ONEPASS_F32, ndim, shape + 6 - ndim);
         m.y = array_new(ONEPASS_F32, ndim, shape + 6 - ndim);
