@@ -200,17 +200,25 @@ options_for_package() {
   fi
 }
 
-# The package in build/python-package, for any Python: its binding has the stable ABI.
-build_python_package() { # python
-  local options
-  if ! has_headers "$1" && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+build_python_package() { # version python
+  local version=$1 python=$2 options
+  if ! has_headers "$python" && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get install -y --no-install-recommends python3-dev >/dev/null 2>&1
   fi
   mapfile -t options < <(options_for_package)
   rm -rf build/wheel # whose cache may know another choice
   SKBUILD_CMAKE_DEFINE=$(IFS=';' && echo "ONEPASS_WERROR=ON;${options[*]}") \
-    CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$1" -m pip install --quiet --disable-pip-version-check \
-    --no-build-isolation --no-deps --target build/python-package .
+    CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip install --quiet --disable-pip-version-check \
+    --no-build-isolation --no-deps --target "build/python-package-$version" .
+}
+
+# What the other Python has built, if there is one: a binding, with its stable ABI, is for any of them.
+package_for() { # version
+  local package chosen=build/python-package-$1
+  for package in build/python-package-*; do
+    [ "$package" = "build/python-package-$1" ] || chosen=$package
+  done
+  echo "$chosen"
 }
 
 # The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats. On a machine
@@ -224,7 +232,7 @@ test_judge() { # version python
   while read -r share chosen; do
     output=build/judge-$version-$((${#outputs[@]} + 1)).out
     rm -rf "$output.cache"
-    ONEPASS_TEST_SHARE=$share run_pytest "$python" "$output" tests/judge -k "$chosen" >"$output.shown" &
+    ONEPASS_TEST_SHARE=$share run_pytest "$version" "$python" "$output" tests/judge -k "$chosen" >"$output.shown" &
     outputs+=("$output")
     process_of[$output]=$!
   done < <(judge_shares "$some")
@@ -234,7 +242,7 @@ test_judge() { # version python
   done
   for output in "${again[@]}"; do
     echo "-- once more, what failed"
-    run_pytest "$python" "$output" tests/judge --last-failed --last-failed-no-failures none || status=1
+    run_pytest "$version" "$python" "$output" tests/judge --last-failed --last-failed-no-failures none || status=1
   done
   return "$status"
 }
@@ -250,13 +258,14 @@ judge_shares() { # what -k chooses from all
   for share in 1/3 2/3 3/3; do echo "$share ${1:+($1) and }not cuda"; done
 }
 
-run_pytest() { # python output argument...
-  local python=$1 output=$2 status
-  shift 2
-  PYTHONPATH=build/python-package PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs \
+run_pytest() { # version python output argument...
+  local python=$2 output=$3 package status
+  package=$(package_for "$1")
+  shift 3
+  PYTHONPATH=$package PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs \
     -o cache_dir="$PWD/$output.cache" "$@" >"$output" 2>&1
   status=$?
-  "$python" -c 'import torch; print("-- PyTorch", torch.__version__)'
+  "$python" -c 'import sys, torch; print("-- PyTorch", torch.__version__, "with", *sys.argv[1:])' "$package"
   cat "$output"
   grep '^SKIPPED ' "$output" >>"$skips"
   return "$status"
@@ -269,7 +278,7 @@ test_package() { # version=python...
   for pair in "$@"; do
     for ((share = 1; share <= shares; share++)); do
       ONEPASS_TEST_SHARE=$share/$shares OMP_NUM_THREADS=2 \
-        run_pytest "${pair#*=}" "build/torch-${pair%%=*}-$share.out" tests/python &
+        run_pytest "${pair%%=*}" "${pair#*=}" "build/torch-${pair%%=*}-$share.out" tests/python &
       running+=($!)
     done
   done
@@ -279,14 +288,17 @@ test_package() { # version=python...
 
 stage_python() {
   local status=0 version pythons=() found ruff
-  rm -rf build/python-package
+  rm -rf build/python-package*
   for version in current 2.0.1; do
     if ! found=$(scripts/find_torch.sh "$version" 2>"build/torch-$version.reason"); then
       skip "the PyTorch package with PyTorch ($version): $(cat "build/torch-$version.reason")"
       [ "${CI:-}" != true ] || status=1
       continue
     fi
-    [ -d build/python-package ] || build_python_package "$found" || return 1
+    # An old one from elsewhere may be without headers.
+    if [ "${#pythons[@]}" = 0 ] || has_headers "$found"; then
+      build_python_package "$version" "$found" || return 1
+    fi
     pythons+=("$version=$found")
     echo "$found" >"$records/judged-$version" # by the rest of this stage
   done

@@ -212,7 +212,8 @@ static struct PyModuleDef definition = {
     .m_methods = methods,
 };
 
-PyMODINIT_FUNC PyInit__native(void) {
+/* Headers before 3.9 do not say that this is seen outside. */
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void) {
   PyObject *module = PyModule_Create(&definition);
   if (module && fill_module(module) != 0) Py_CLEAR(module);
   return module;
