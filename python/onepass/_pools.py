@@ -43,7 +43,7 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         if divisor_override != 0:
             output = pool.call(input, (kernel_size, stride, padding, 1, ceil_mode, count_include_pad,
-                                  divisor_override or 0, 0.0))
+                                       divisor_override or 0, 0.0))
             if output is not None:
                 return output
         try:
@@ -70,7 +70,7 @@ def _max_pool(spatial: int) -> Tuple[Callable[..., Any], Callable[..., Tuple[Ten
         return_indices: bool = False,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         results = pool.call(input, (kernel_size, stride, padding, dilation, ceil_mode, False, 0, 0.0),
-                       return_indices)
+                            return_indices)
         if results is not None:
             return results
         try:

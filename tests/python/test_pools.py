@@ -450,10 +450,12 @@ def test_compiles_to_one_graph(dynamic: bool, channels_last: bool, device: str) 
 def test_compiles_3d_under_autocast(device: str) -> None:
     reset_compiler()
     x = random(SHAPES[3], torch.bfloat16, device)
+    compiled = torch.compile(lambda x: F.avg_pool3d(x, 2), backend="eager", fullgraph=True)
     with torch.autocast(device, dtype=torch.bfloat16):
-        y = torch.compile(lambda x: F.avg_pool3d(x, 2), backend="eager", fullgraph=True)(x)
-        expected = T.avg_pool3d(x, 2)
-    assert y.dtype == expected.dtype
+        expected = T.avg_pool3d(x, 2).dtype
+    for enabled in (False, True, False):  # it has to notice
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
+            assert compiled(x).dtype == (expected if enabled else torch.bfloat16)
 
 
 @needs_export
