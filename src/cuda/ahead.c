@@ -5,10 +5,11 @@ enum { LINES_OF_A_THREAD = 4, MOST_LINES = 1 << 16 };
 onepass_ahead_roles onepass_choose_ahead(const onepass_layouts *layouts, int64_t grid,
                                          int32_t block, int64_t few_blocks,
                                          const onepass_cuda_properties *device) {
-  const onepass_ahead_roles none = {0};
   onepass_ahead_roles roles = {0};
   int64_t lines = 0;
-  if (device->major < 9 || grid > few_blocks) return none;
+  roles.arguments = device->major >= 9 && grid <= few_blocks;
+  if (!roles.arguments) return roles;
+  const onepass_ahead_roles none = roles;
   for (int r = 0; r < ONEPASS_ROLE_COUNT && roles.count < ONEPASS_AHEAD_MOST; r++) {
     const onepass_layout *layout = &layouts->of[r];
     const bool is_read = (layouts->present & ~layouts->written & ONEPASS_BIT(r)) != 0;
@@ -26,6 +27,7 @@ onepass_ahead_roles onepass_choose_ahead(const onepass_layouts *layouts, int64_t
 void onepass_find_ahead(const onepass_ahead_roles *roles, const onepass_buffers *buffers,
                         onepass_ahead *ahead) {
   ahead->count = roles->count;
+  ahead->arguments = roles->arguments;
   for (int i = 0; i < roles->count; i++) {
     const char *const first = ((const char *const *)buffers)[roles->role[i]];
     const uintptr_t before = (uintptr_t)first % ONEPASS_AHEAD_LINE;

@@ -86,14 +86,14 @@ __device__ inline void await_turn() {
 }
 
 /* Brings to the second-level cache what this kernel will read, from where it has to come. What is being written there meanwhile
- * is no matter: that cache is where writes become visible. */
+ * is no matter: that cache is where writes become visible. All blocks ask for a share. */
 __device__ inline void ask_ahead(const onepass_ahead &ahead) {
 #if __CUDA_ARCH__ >= 900
   const unsigned threads = gridDim.x * blockDim.x;
 #pragma unroll 1
   for (int i = 0; i < ahead.count; i++) {
 #pragma unroll 1
-    for (unsigned line = blockIdx.x * blockDim.x + threadIdx.x; line < ahead.lines[i];
+    for (unsigned line = threadIdx.x * gridDim.x + blockIdx.x; line < ahead.lines[i];
          line += threads)
       prefetch(ahead.first[i] + (size_t)line * ONEPASS_AHEAD_LINE);
   }

@@ -13,10 +13,12 @@ enum {
   ONEPASS_FEW_BLOCKS_OF_SINGLES = 1024
 };
 
-/* What a kernel that begins before its turn has brought to the second-level cache while it waits: see ask_ahead in ptx.cuh. */
+/* What a kernel that begins before its turn does while it waits: it has inputs brought to the second-level cache (ask_ahead in
+ * ptx.cuh), and reads its arguments (touch_arguments in norm/cuda_common.cuh). */
 enum { ONEPASS_AHEAD_MOST = 8, ONEPASS_AHEAD_LINE = 128 };
 typedef struct onepass_ahead {
   int32_t count;
+  int32_t arguments;                  /* whether it reads them */
   uint32_t lines[ONEPASS_AHEAD_MOST]; /* of the cache */
   const char *first[ONEPASS_AHEAD_MOST];
 } onepass_ahead;

@@ -158,10 +158,8 @@ static onepass_status add_steps(const onepass_plan *plan, onepass_norm_way *way)
   if (status == ONEPASS_OK && sums_weights && p->elements.count > 0 && !way->launch.direct) {
     status = add_sum_of_parts(&names, way);
   }
-  way->ahead =
-      onepass_choose_ahead(&plan->layouts, way->launch.grid, way->launch.block,
-                           way->launch.singles ? ONEPASS_FEW_BLOCKS_OF_SINGLES : ONEPASS_FEW_BLOCKS,
-                           onepass_cuda_properties_of(plan->device));
+  way->ahead = onepass_norm_choose_ahead(&way->launch, &plan->layouts,
+                                         onepass_cuda_properties_of(plan->device));
   return status;
 }
 

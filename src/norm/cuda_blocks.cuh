@@ -171,6 +171,7 @@ __device__ inline void phased_forward(const norm_args &a) {
   __shared__ plain_sums<C, SUMS> of_warps[2][phased_threads(VEC) / WARP];
   if (!a.copy_length) {
     ask_ahead(a.ahead);
+    touch_arguments(a);
     await_turn();
   }
   const T *x = row_of<T, true>(a.at.x, a, ONEPASS_ROLE_X, blockIdx.x);

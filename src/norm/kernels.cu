@@ -71,8 +71,8 @@ struct packs {
 /* Those that come before or after the ones that read x, or read what is spread over memory. */
 #define PATIENT_KERNEL(threads, name, call) \
   PLAIN_KERNEL(threads, 2, name, await_turn(); let_next_begin((unsigned)args.few_blocks); call)
-#define KERNEL_AT(threads, blocks, name, call)                             \
-  PLAIN_KERNEL(threads, blocks, name, ask_ahead(args.ahead); await_turn(); \
+#define KERNEL_AT(threads, blocks, name, call)                                                    \
+  PLAIN_KERNEL(threads, blocks, name, ask_ahead(args.ahead); touch_arguments(args); await_turn(); \
                let_next_begin((unsigned)args.few_blocks); call)
 
 /* Two blocks on a multiprocessor at least: up to 128 registers a thread. */

@@ -628,6 +628,17 @@ bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass
   return asked == ONEPASS_CUDA_BEST ? choose_best(&c) : try_kernel(&c, asked);
 }
 
+onepass_ahead_roles onepass_norm_choose_ahead(const onepass_norm_launch *launch,
+                                              const onepass_layouts *layouts,
+                                              const onepass_cuda_properties *device) {
+  const int64_t few_blocks = launch->singles ? ONEPASS_FEW_BLOCKS_OF_SINGLES : ONEPASS_FEW_BLOCKS;
+  onepass_ahead_roles roles =
+      onepass_choose_ahead(layouts, launch->grid, launch->block, few_blocks, device);
+  /* One element after the other is soon done: waiting for arguments that it may not need would take longer. */
+  if (launch->singles && launch->width == ONEPASS_NORM_SCALAR) roles.arguments = false;
+  return roles;
+}
+
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel) {
   static const char *const names[] = {"best",   "warps",   "blocks",  "ring",    "stream",
                                       "passes", "columns", "strided", "windows", "points"};

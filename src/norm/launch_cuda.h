@@ -2,6 +2,7 @@
 #ifndef ONEPASS_NORM_LAUNCH_CUDA_H
 #define ONEPASS_NORM_LAUNCH_CUDA_H
 
+#include "cuda/ahead.h"
 #include "cuda/device.h"
 #include "norm/cuda.h"
 #include "norm/norm.h"
@@ -56,6 +57,11 @@ typedef struct onepass_norm_launch {
 bool onepass_norm_choose_cuda(const onepass_norm_problem *problem, const onepass_layouts *layouts,
                               const onepass_cuda_properties *device, onepass_cuda_kernel asked,
                               onepass_norm_alignment alignment, onepass_norm_launch *launch);
+
+/* What the first of its kernels does before its turn. */
+onepass_ahead_roles onepass_norm_choose_ahead(const onepass_norm_launch *launch,
+                                              const onepass_layouts *layouts,
+                                              const onepass_cuda_properties *device);
 
 /* "warps", "blocks", "ring", "stream", "passes", "columns", "strided", "windows" */
 const char *onepass_cuda_kernel_name(onepass_cuda_kernel kernel);

@@ -333,12 +333,13 @@ static void expect_workspace(const norm_trial *t) {
 }
 
 /* What is asked for before a kernel's turn: all inputs that are dense, by few blocks whose threads have a few lines each; or
- * nothing. */
+ * nothing. Its arguments, too, but not where a thread has rows of one element one by one. */
 static void expect_ahead(const norm_trial *t) {
   const onepass_norm_launch *l = &t->launch;
   const onepass_cuda_properties *device = &t->on->properties;
   const onepass_layouts *layouts = &t->plan.layouts;
-  const onepass_ahead_roles ahead = onepass_choose_ahead(layouts, l->grid, l->block, 512, device);
+  const onepass_ahead_roles ahead = onepass_norm_choose_ahead(l, layouts, device);
+  const bool few = device->major >= 9 && l->grid <= (l->singles ? 1024 : 512);
   int64_t lines = 0;
   int dense = 0;
   for (int r = 0; r < ONEPASS_ROLE_COUNT; r++) {
@@ -353,7 +354,8 @@ static void expect_ahead(const norm_trial *t) {
   NORM(ahead.count == 0 || ahead.count == dense);
   NORM(ahead.count == 0 ||
        (device->major >= 9 && lines <= 1 << 16 && lines <= 4 * l->grid * l->block));
-  NORM(ahead.count == 0 || l->grid <= 512);
+  NORM(ahead.count == 0 || few);
+  NORM(ahead.arguments == (few && (!l->singles || l->width == ONEPASS_NORM_VECTOR)));
   const bool small = t->of.rows * t->of.n <= 1024 && l->grid == 1 && l->block >= 32;
   NORM(ahead.count == dense || device->major < 9 || !small || t->size > 4);
 }
