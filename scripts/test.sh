@@ -222,20 +222,20 @@ package_for() { # version
 }
 
 # The judge is Python on PyTorch's public interface: with the older one, an honest candidate and some cheats. On a machine
-# with a GPU and processors enough, those of its tests that want the one are beside those that want a few of the others.
+# with a GPU and processors enough, those of its tests that want the one are beside those that want two of the others.
 # Some verdicts hang on the clock, and a machine may be busy with something else for a moment: what failed is
 # tried once more, by itself.
 test_judge() { # version python
-  local version=$1 python=$2 some='' status=0 share chosen output outputs=() again=()
+  local version=$1 python=$2 some='' status=0 chosen output outputs=() again=()
   local -A process_of=()
   [ "$version" = current ] || some='honest or parts or precision or fork'
-  while read -r share chosen; do
+  while read -r chosen; do
     output=build/judge-$version-$((${#outputs[@]} + 1)).out
     rm -rf "$output.cache"
-    ONEPASS_TEST_SHARE=$share run_pytest "$version" "$python" "$output" tests/judge -k "$chosen" >"$output.shown" &
+    OMP_NUM_THREADS=2 run_pytest "$version" "$python" "$output" tests/judge -k "$chosen" >"$output.shown" &
     outputs+=("$output")
     process_of[$output]=$!
-  done < <(judge_shares "$some")
+  done < <(judge_choices "$some")
   for output in "${outputs[@]}"; do
     wait "${process_of[$output]}" || again+=("$output")
     cat "$output.shown"
@@ -247,15 +247,15 @@ test_judge() { # version python
   return "$status"
 }
 
-# Of its tests: a share for each process, and what -k chooses from.
-judge_shares() { # what -k chooses from all
-  local share
+# What -k chooses for each process. No more of them: several that look at the clock disturb each other, and then take all
+# the longer.
+judge_choices() { # what -k chooses from all
   if [ "$jobs" -lt 8 ] || ! has_gpu; then
-    echo "1/1 $1"
+    echo "$1"
     return
   fi
-  echo "1/1 ${1:+($1) and }cuda"
-  for share in 1/3 2/3 3/3; do echo "$share ${1:+($1) and }not cuda"; done
+  echo "${1:+($1) and }cuda"
+  echo "${1:+($1) and }not cuda"
 }
 
 run_pytest() { # version python output argument...
