@@ -238,35 +238,30 @@ def test_hides_operators_from_the_dispatcher(against: Judge) -> None:
     assert judgement.verdict == "cheating" and "_disable_current_modes" in judgement.reason, judgement
 
 
+# Many times the reference's work, so that it takes many times as long on a machine that is busy, too.
 SLOW = f"""
-time_slept = REAL_SLEEP(0.003)
-return {HONEST}
+for _ in range(30):
+    y = {HONEST}
+return y
 """
 PATCHES = {
     "the clocks": """
         import time
-        REAL_SLEEP = time.sleep
         for name in ("time", "perf_counter", "monotonic", "process_time"):
             setattr(time, name, lambda: 0.0)
         for name in ("perf_counter_ns", "time_ns", "monotonic_ns"):
             setattr(time, name, lambda: 0)
         """,
     "CUDA's events": """
-        import time
-        REAL_SLEEP = time.sleep
         torch.cuda.Event.elapsed_time = lambda self, other: 1e-9
         torch.cuda.synchronize = lambda *a: None
         """,
     "comparisons": """
-        import time
-        REAL_SLEEP = time.sleep
         torch.allclose = torch.equal = lambda *a, **k: True
         torch.testing.assert_close = lambda *a, **k: None
         torch.Tensor.allclose = lambda *a, **k: True
         """,
     "the judge": """
-        import time
-        REAL_SLEEP = time.sleep
         import onepass.judge.compare, onepass.judge.stats, onepass.judge.timing, onepass.judge.verdict
         import onepass.judge.right, onepass.judge.trial
         onepass.judge.verdict.grade = lambda *a: "accepted"
@@ -283,7 +278,8 @@ def test_patches(against: Judge, what: str) -> None:
     """Slower than the reference by far, and says otherwise."""
     judgement = against("rows", forward(SLOW, before=PATCHES[what]), calls=16)
     assert judgement.verdict == "slower", judgement
-    assert judgement.details["time"]["candidate_ms"]["median"] > 2.9
+    times = judgement.details["time"]
+    assert times["candidate_ms"]["median"] > 1.5 * times["eager_ms"]["median"], judgement
 
 
 def test_patches_and_is_wrong(against: Judge) -> None:
