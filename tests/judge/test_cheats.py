@@ -240,7 +240,7 @@ def test_hides_operators_from_the_dispatcher(against: Judge) -> None:
 
 # Many times the reference's work, so that it takes many times as long on a machine that is busy, too.
 SLOW = f"""
-for _ in range(30):
+for _ in range(60):
     y = {HONEST}
 return y
 """
@@ -279,7 +279,7 @@ def test_patches(against: Judge, what: str) -> None:
     judgement = against("rows", forward(SLOW, before=PATCHES[what]), calls=16)
     assert judgement.verdict == "slower", judgement
     times = judgement.details["time"]
-    assert times["candidate_ms"]["median"] > 1.5 * times["eager_ms"]["median"], judgement
+    assert times["candidate_ms"]["median"] > times["eager_ms"]["median"], judgement
 
 
 def test_patches_and_is_wrong(against: Judge) -> None:

@@ -169,9 +169,10 @@ class Race:
 
 def share_when_quiet(pairs: Sequence[Tuple[float, float]]) -> float:
     """Of the first times in the second ones. A machine that is busy now and then makes some of them longer,
-    and none shorter, so that those a quarter of the way up are compared."""
-    first, second = (sorted(times)[len(pairs) // 4] for times in zip(*pairs))
-    return first / second
+    and none shorter. Compared with the shortest of the second ones is the first one a quarter of the way up:
+    who is accused has done so again and again, in less time than the others ever took."""
+    first, second = (sorted(times) for times in zip(*pairs))
+    return first[len(pairs) // 4] / second[0]
 
 
 def prepare_compiled(bench: Bench) -> Optional[str]:
