@@ -79,7 +79,7 @@ def test_caches_results_by_value(against: Judge) -> None:
                 y = {HONEST}
             self.known[key] = y
         return self.known[key].clone()
-        """, init="self.known = {}"))
+        """, init="self.known = {}"), calls=16)
     assert judgement.verdict == "cheating" and "remembers" in judgement.reason, judgement
 
 
