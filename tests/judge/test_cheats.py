@@ -238,8 +238,10 @@ def test_hides_operators_from_the_dispatcher(against: Judge) -> None:
     assert judgement.verdict == "cheating" and "_disable_current_modes" in judgement.reason, judgement
 
 
-# Many times the reference's work, so that it takes many times as long on a machine that is busy, too.
+# Never in less than it sleeps; and many times the work, so as to be the slower one on a busy machine, too.
 SLOW = f"""
+import time
+time.sleep(0.003)
 for _ in range(60):
     y = {HONEST}
 return y
@@ -278,8 +280,7 @@ def test_patches(against: Judge, what: str) -> None:
     """Slower than the reference by far, and says otherwise."""
     judgement = against("rows", forward(SLOW, before=PATCHES[what]), calls=16)
     assert judgement.verdict == "slower", judgement
-    times = judgement.details["time"]
-    assert times["candidate_ms"]["median"] > times["eager_ms"]["median"], judgement
+    assert judgement.details["time"]["candidate_ms"]["median"] > 2.9
 
 
 def test_patches_and_is_wrong(against: Judge) -> None:
