@@ -160,13 +160,13 @@ static bool has_f32_weights(const onepass_norm_choice *c) {
 
 /* How far ahead the row is that a block asks the second-level cache for; 0: none. Where one row fills a multiprocessor, it
  * is the next one there. Of floats that are more than that cache holds, an eighth of it: twice as far, and y would drive
- * out rows before they are read. Measured for these lengths and no halves (docs/experiments.md). */
+ * out rows before they are read. Measured for LayerNorm alone and for these lengths (docs/experiments.md). */
 static int32_t find_lookahead(const onepass_norm_choice *c, bool simple) {
   const onepass_norm_launch *l = c->l;
   if (l->packs == BLOCKS_MANY_PACKS)
     return l->block > BLOCKS_MOST_THREADS / 2 ? c->device->multiprocessors : 0;
   const bool fits = c->rows * c->n <= c->device->l2 / (2 * c->size);
-  if (!simple || c->size != 4 || c->n < 1024 || fits) return 0;
+  if (!simple || !c->moments || c->size != 4 || c->n < 1024 || fits) return 0;
   return (int32_t)(c->device->l2 / 8 / (c->n * c->size));
 }
 

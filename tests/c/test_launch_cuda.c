@@ -186,7 +186,8 @@ static void expect_blocks(const norm_trial *t) {
   NORM(l->lookahead == 0 || (!l->wide && l->width == ONEPASS_NORM_VECTOR));
   NORM(l->lookahead == 0 ||
        (l->packs == 8 ? l->lookahead == chip : 2 * l->lookahead * row <= l2 / 4));
-  NORM(l->lookahead == 0 || l->packs == 8 || (t->size == 4 && 2 * t->of.rows * row > l2));
+  NORM(l->lookahead == 0 || l->packs == 8 ||
+       (t->of.layer_norm && t->size == 4 && 2 * t->of.rows * row > l2));
 }
 
 static void expect_ring(const norm_trial *t) {
