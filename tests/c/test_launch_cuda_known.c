@@ -141,8 +141,7 @@ static void test_known_rows_are_asked_for_ahead(void) {
     int32_t ahead;
   } known[] = {
       {F32, 16384, 4096, 480}, /* 7.5 MiB, an eighth of the second-level cache */
-      {F32, 8192, 8192, 240},
-      {F32, 32768, 1024, 1920},
+      {F32, 8192, 8192, 240},  {F32, 32768, 1024, 1920},
       {F32, 1920, 4096, 0},   /* x and y fit there, */
       {F32, 1921, 4096, 480}, /* and no more */
       {F32, 65536, 1020, 0},  /* rows were not measured that short */
