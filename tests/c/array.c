@@ -199,9 +199,14 @@ void array_set(array *a, int64_t i, double value) {
   }
 }
 
+/* Past the first PERIOD elements the same ones once more, where that is a copy: their number is a prime, so that neither
+ * rows nor what blocks have of them begin alike. */
 void array_fill_random(array *a, uint64_t seed, double offset, double scale) {
+  enum { PERIOD = 1000003 };
+  const int64_t drawn = a->compact && a->count > PERIOD ? PERIOD : a->count;
+  const size_t size = (size_t)dtype_size(a->tensor.dtype);
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-  for (int64_t i = 0; i < a->count; i++) {
+  for (int64_t i = 0; i < drawn; i++) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
@@ -209,13 +214,27 @@ void array_fill_random(array *a, uint64_t seed, double offset, double scale) {
     for (int k = 0; k < 3; k++) sum += (double)(state >> 21 * k & 0x1FFFFF) * 0x1p-21 - 0.5;
     array_set(a, i, offset + 2 * scale * sum); /* the sum of three has a deviation of 1/2 */
   }
+  for (int64_t i = drawn; i < a->count; i += drawn) {
+    const int64_t left = a->count - i;
+    memcpy(element(a, i), array_data(a), size * (size_t)(left < drawn ? left : drawn));
+  }
 }
 
 void array_fill(array *a, double value) {
   for (int64_t i = 0; i < a->count; i++) array_set(a, i, value);
 }
 
+static int are_alike(const array *a, const array *b) {
+  return a->compact && b->compact && a->count == b->count &&
+         memcmp(&a->tensor.dtype, &b->tensor.dtype, sizeof a->tensor.dtype) == 0;
+}
+
 void array_copy_values(array *to, const array *from) {
+  if (are_alike(to, from)) {
+    memcpy(array_data(to), array_data(from),
+           (size_t)(from->count * dtype_size(from->tensor.dtype)));
+    return;
+  }
   for (int64_t i = 0; i < to->count; i++) array_set(to, i, array_get(from, i));
 }
 
@@ -251,6 +270,9 @@ void array_repaint(array *a) { memset(a->block, PATTERN, a->block_size); }
 
 int array_same_bits(const array *a, const array *b) {
   if (a->count != b->count) return 0;
+  if (are_alike(a, b))
+    return memcmp(array_data(a), array_data(b), (size_t)(a->count * dtype_size(a->tensor.dtype))) ==
+           0;
   for (int64_t i = 0; i < a->count; i++) {
     if (memcmp(element(a, i), element(b, i), (size_t)dtype_size(a->tensor.dtype)) != 0) return 0;
   }
