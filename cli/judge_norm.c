@@ -277,12 +277,9 @@ static share share_of(const trial *trial, double rstd) {
   if (norm->use_running) return (share){0, 0};
   if (trial->problem->op->divisor != BY_LENGTH) return (share){1 / (double)trial->view.length, 0};
   double rest = 1 - norm->eps * rstd; /* the length's part of the denominator */
-  /* rstd is rounded: what is less than this is nothing to the library, too, and about there it may be either */
-  double limit = trial->unit < 0x1p-50 ? 0x1p-50 : 0x1p-21, doubt = 2 * trial->unit;
-  if (rest <= limit - doubt) return (share){0, 0};
-  share some = norm->clamp ? (share){1, 0} : (share){1 / rest, 4 * trial->unit / rest};
-  if (rest <= limit + doubt) some.slack = 1;
-  return some;
+  /* rstd is rounded: less than this is nothing to the reference, too */
+  if (rest <= (trial->unit < 0x1p-50 ? 0x1p-50 : 0x1p-21)) return (share){0, 0};
+  return norm->clamp ? (share){1, 0} : (share){1 / rest, 4 * trial->unit / rest};
 }
 
 /* An element's gradient behind the weight, and how far off it may be: its slope may be. */

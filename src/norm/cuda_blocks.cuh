@@ -30,7 +30,7 @@ __host__ __device__ constexpr int phased_threads(int vec) { return vec == 8 ? 25
 /* Of a thread's packs, those that wait in its registers. */
 __host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5; }
 
-/* Asks for a row that some block needs soon. */
+/* Where one row fills a multiprocessor, asks for the one that comes to it next. */
 template <class T>
 __device__ inline void prefetch_next_row(const norm_args &a) {
   const int64_t next = (int64_t)blockIdx.x + a.lookahead;

@@ -158,18 +158,6 @@ static bool has_f32_weights(const onepass_norm_choice *c) {
   return c->moments && !c->channels && c->p->weight_type != c->p->type;
 }
 
-/* How far ahead the row is that a block asks the second-level cache for; 0: none. Where one row fills a multiprocessor, it
- * is the next one there. Of floats that are more than that cache holds, an eighth of it: twice as far, and y would drive
- * out rows before they are read. Measured for LayerNorm alone and for these lengths (docs/experiments.md). */
-static int32_t find_lookahead(const onepass_norm_choice *c, bool simple) {
-  const onepass_norm_launch *l = c->l;
-  if (l->packs == BLOCKS_MANY_PACKS)
-    return l->block > BLOCKS_MOST_THREADS / 2 ? c->device->multiprocessors : 0;
-  const bool fits = c->rows * c->n <= c->device->l2 / (2 * c->size);
-  if (!simple || !c->moments || c->size != 4 || c->n < 1024 || fits) return 0;
-  return (int32_t)(c->device->l2 / 8 / (c->n * c->size));
-}
-
 /* In registers, `packs` of a row. */
 static bool fit_blocks(onepass_norm_choice *c, int64_t packs) {
   onepass_norm_launch *l = c->l;
@@ -185,7 +173,8 @@ static bool fit_blocks(onepass_norm_choice *c, int64_t packs) {
   l->broad = simple && !thin && !many && l->block > early;
   l->full = l->broad && c->size == 2 && c->moments && !has_f32_weights(c) &&
             packs == l->packs * l->block && onepass_has_full_kernels(c);
-  l->lookahead = find_lookahead(c, simple);
+  /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
+  if (many && l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
   return true;
 }
 
