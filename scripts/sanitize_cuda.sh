@@ -20,7 +20,8 @@ jobs=${JOBS:-$(nproc)}
 programs=(cuda_kernels cuda_cells cuda_pools)
 # What runs as one program, those that take the longest first.
 parts=("cuda_kernels large" "cuda_kernels norms" "cuda_kernels short" "cuda_kernels long" "cuda_kernels infinite"
-  "cuda_pools" "cuda_kernels pools" "cuda_cells" "cuda_kernels far" "cuda_kernels singles" "cuda_kernels empty")
+  "cuda_pools" "cuda_kernels pools" "cuda_cells" "cuda_kernels ahead" "cuda_kernels far"
+  "cuda_kernels singles" "cuda_kernels empty")
 export ONEPASS_TEST_TRIALS=${TRIALS:-60}
 logs=$build/sanitize
 

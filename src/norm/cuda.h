@@ -51,7 +51,7 @@ typedef struct onepass_norm_args {
   int32_t
       aligned; /* ring, stream, wide: every row starts at a multiple of 16 bytes; singles: rows are side by side */
   int32_t lookahead;  /* stream: rows that are gathered before a row's sums are waited for;
-                             * wide: how far ahead the row is that comes to this multiprocessor next */
+                             * blocks: how far ahead the row is that is asked for */
   int32_t prefetched; /* stream: the row that comes to the second-level cache is so many behind the
                              * one that was asked for */
   int32_t groups;     /* weights by channel: row r is group r % groups of a batch, ... */

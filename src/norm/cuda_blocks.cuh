@@ -30,7 +30,7 @@ __host__ __device__ constexpr int phased_threads(int vec) { return vec == 8 ? 25
 /* Of a thread's packs, those that wait in its registers. */
 __host__ __device__ constexpr int wide_packs(int vec) { return vec == 2 ? 3 : 5; }
 
-/* Where one row fills a multiprocessor, asks for the one that comes to it next. */
+/* Asks for a row that some block needs soon. */
 template <class T>
 __device__ inline void prefetch_next_row(const norm_args &a) {
   const int64_t next = (int64_t)blockIdx.x + a.lookahead;
@@ -193,6 +193,7 @@ __device__ inline void phased_forward(const norm_args &a) {
   C guess = MOMENTS ? guess_mean(x, a) : 0;
   if (a.copy_length) await_turn();
   let_next_begin((unsigned)a.few_blocks);
+  prefetch_next_row<T>(a);
   row_scale<C> scale;
   about_guess<T>(guess, [&](C about, int again) {
     plain_sums<C, SUMS> sums;
@@ -245,6 +246,7 @@ __device__ inline void wide_forward(const norm_args &a) {
     if (mine.has(i)) held[i] = load_pack<T, VEC>(x - span.begin + waiting.position(i));
   }
   if (mine.column >= 0) end.v[0] = x[mine.column];
+  prefetch_next_row<T>(a);
   plain_sums<C, 1> sums;
   C none = 0; /* nothing is guessed */
   sums.clear();

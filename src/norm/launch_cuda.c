@@ -15,6 +15,8 @@ enum {
   BLOCKS_MANY_PACKS = 8,
   PHASED_LEAST = 1 << 17, /* bytes of rows that are worth copies of weights, by another launch */
   WIDE_MOST_THREADS = 1024,
+  AHEAD_LEAST_ROW = 4096, /* bytes */
+  AHEAD_SHARE = 10,       /* of the second-level cache a tenth */
   RING_MOST_THREADS = 512,
   RING_FEW_THREADS = 384,
   RING_FORWARD = 3,
@@ -173,8 +175,6 @@ static bool fit_blocks(onepass_norm_choice *c, int64_t packs) {
   l->broad = simple && !thin && !many && l->block > early;
   l->full = l->broad && c->size == 2 && c->moments && !has_f32_weights(c) &&
             packs == l->packs * l->block && onepass_has_full_kernels(c);
-  /* Where one row fills a multiprocessor, the next one is on its way while this one is written. */
-  if (many && l->block > BLOCKS_MOST_THREADS / 2) l->lookahead = c->device->multiprocessors;
   return true;
 }
 
@@ -214,6 +214,30 @@ static bool fit_phased_blocks(onepass_norm_choice *c) {
   return true;
 }
 
+/* Rows that start anywhere and wait in registers take up to a tenth longer if rows are asked for ahead, but for these. */
+static bool loses_by_asking(const onepass_norm_choice *c) {
+  const bool gains = c->size == 2 && c->moments && !c->squares;
+  return c->l->width == ONEPASS_NORM_PHASED && !c->l->wide && !gains;
+}
+
+/* How far ahead the row is that a block asks the second-level cache for; 0: none. Where one row fills a multiprocessor, it
+ * is the next one there. Where x and y are more than that cache holds, a tenth of it: with twice as much, y would drive
+ * out rows before they are read. docs/experiments.md has the times. */
+static int32_t find_lookahead(const onepass_norm_choice *c) {
+  const int64_t row = c->n * c->size;
+  if (c->l->packs == BLOCKS_MANY_PACKS) return c->device->multiprocessors;
+  if (c->fused || row < AHEAD_LEAST_ROW || c->rows * row <= c->device->l2 / 2) return 0;
+  return loses_by_asking(c) ? 0 : (int32_t)(c->device->l2 / AHEAD_SHARE / row);
+}
+
+static bool fit_any_blocks(onepass_norm_choice *c) {
+  const onepass_norm_width width = c->l->width;
+  const int64_t packs = packs_reached(c);
+  if (width == ONEPASS_NORM_VECTOR && fit_blocks(c, packs)) return true;
+  if (width == ONEPASS_NORM_PHASED && !c->fused && fit_phased_blocks(c)) return true;
+  return width != ONEPASS_NORM_SCALAR && c->plain && !c->fused && fit_wide_blocks(c, packs);
+}
+
 static bool choose_blocks(onepass_norm_choice *c) {
   onepass_norm_launch *l = c->l;
   if (c->p->backward || c->n == 0 || c->rows == 0 || c->rows > INT32_MAX || c->n > INT32_MAX / 2)
@@ -226,10 +250,9 @@ static bool choose_blocks(onepass_norm_choice *c) {
   l->squares = c->squares;
   l->grid = c->rows;
   l->launches = 1;
-  const int64_t packs = packs_reached(c);
-  if (l->width == ONEPASS_NORM_VECTOR && fit_blocks(c, packs)) return true;
-  if (l->width == ONEPASS_NORM_PHASED && !c->fused && fit_phased_blocks(c)) return true;
-  return l->width != ONEPASS_NORM_SCALAR && c->plain && !c->fused && fit_wide_blocks(c, packs);
+  if (!fit_any_blocks(c)) return false;
+  l->lookahead = find_lookahead(c);
+  return true;
 }
 
 /* ---- ring: blocks that stay ------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
  * scripts/sanitize_cuda.sh runs under compute-sanitizer, and a test by itself.
  *
  *   cuda_kernels [TYPE...] [PART]    f32 f64 f16 bf16; all of them when none is named. PART: norms, large, short, infinite,
- *                                    far, long, singles, pools or empty
+ *                                    far, long, ahead, singles, pools or empty
  *
  * SPDX-License-Identifier: MIT
  */
@@ -207,6 +207,19 @@ static void expect_long_rows_right(onepass_dtype dtype) {
   expect_shared_rows_right(dtype, chip + 1, 100000);
 }
 
+/* So many rows that x and y are more than the second-level cache, of which blocks ask for rows ahead. */
+static void expect_rows_ahead_right(onepass_dtype dtype) {
+  const int64_t size = (int64_t)dtype_size(dtype), n = 16384 / size;
+  const struct {
+    enum kind kind;
+    int64_t n;
+  } forms[] = {{LAYER_FORWARD, n}, {LAYER_FORWARD, n - 1}, {L1_FORWARD, 2 * n - 1}};
+  for (int i = 0; i < 3; i++) {
+    const int64_t shape[2] = {gpu_l2() / 2 / (forms[i].n * size) + 40, forms[i].n};
+    expect_right_by(ONEPASS_CUDA_BLOCKS, call_new(forms[i].kind, dtype, 2, shape, 1));
+  }
+}
+
 /* So many rows of one element that threads have packs of them, or several. dy is about 0, as its
  * sum is to fit in a half. */
 static void expect_many_singles_right(onepass_dtype dtype) {
@@ -286,11 +299,11 @@ static void expect_empty_tensors_right(onepass_dtype dtype) {
 static const struct {
   const char *name;
   void (*expect)(onepass_dtype dtype);
-} parts[] = {{"norms", expect_norms_right},          {"large", expect_large_norms_right},
-             {"short", expect_short_norms_right},    {"infinite", expect_infinite_rows_right},
-             {"far", expect_far_rows_right},         {"long", expect_long_rows_right},
-             {"singles", expect_many_singles_right}, {"pools", expect_pools_right},
-             {"empty", expect_empty_tensors_right}};
+} parts[] = {{"norms", expect_norms_right},       {"large", expect_large_norms_right},
+             {"short", expect_short_norms_right}, {"infinite", expect_infinite_rows_right},
+             {"far", expect_far_rows_right},      {"long", expect_long_rows_right},
+             {"ahead", expect_rows_ahead_right},  {"singles", expect_many_singles_right},
+             {"pools", expect_pools_right},       {"empty", expect_empty_tensors_right}};
 enum { PARTS = sizeof parts / sizeof *parts };
 
 static int is_part(const char *name) {

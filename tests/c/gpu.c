@@ -56,6 +56,12 @@ int gpu_major(void) {
   return major;
 }
 
+int64_t gpu_l2(void) {
+  int size = 0;
+  GPU(cuDeviceGetAttribute(&size, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device_of(device_in_use)));
+  return size;
+}
+
 CUcontext gpu_current(void) {
   CUcontext context = NULL;
   GPU(cuCtxGetCurrent(&context));

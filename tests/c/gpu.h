@@ -27,6 +27,7 @@ void gpu_close(
 
 int gpu_count(void);
 int gpu_major(void);         /* of the compute capability of the device in use */
+int64_t gpu_l2(void);        /* bytes of its second-level cache */
 void gpu_enter(int device);  /* makes the primary context of a device the current one */
 CUcontext gpu_current(void); /* the context that is current in this thread; NULL: none */
 

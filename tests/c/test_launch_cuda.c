@@ -179,6 +179,15 @@ static void expect_blocks(const norm_trial *t) {
   NORM((int64_t)l->shared >= (int64_t)l->chunks * l->block * 16);
   NORM(!l->full || (l->broad && t->size == 2 && t->of.layer_norm && !has_f32_weights(t)));
   expect_full(t, l->block);
+  /* What is asked for ahead, and the y that is written meanwhile, stay in a quarter of the second-level cache; rows that
+   * fit there are not asked for. */
+  const int64_t chip = t->on->properties.multiprocessors, l2 = t->on->properties.l2;
+  const int64_t row = t->of.n * t->size;
+  NORM(l->lookahead == 0 ||
+       (l->packs == 8 ? l->lookahead == chip : 2 * l->lookahead * row <= l2 / 4));
+  NORM(l->lookahead == 0 || l->packs == 8 || (row >= 4096 && 2 * t->of.rows * row > l2));
+  NORM(l->lookahead == 0 || l->wide || l->width == ONEPASS_NORM_VECTOR ||
+       (t->of.layer_norm && t->size == 2));
 }
 
 static void expect_ring(const norm_trial *t) {

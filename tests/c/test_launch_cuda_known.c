@@ -133,6 +133,41 @@ static void test_known_rings_have_known_widths(void) {
   }
 }
 
+/* Forward, a row a block: how many rows ahead one is asked for. */
+static void test_known_rows_are_asked_for_ahead(void) {
+  static const struct {
+    bool layer_norm;
+    int type;
+    int64_t rows, n;
+    int32_t ahead;
+  } known[] = {
+      {true, F32, 16384, 4096, 384}, /* 6 MiB, a tenth of the second-level cache */
+      {true, F32, 8192, 8192, 192},
+      {true, F32, 32768, 1024, 1536},
+      {true, BF16, 16384, 4096, 768},
+      {true, F64, 16384, 4096, 192},
+      {false, F32, 16384, 4096, 384},
+      {true, F32, 1920, 4096, 0},     /* x and y fit there, */
+      {true, F32, 1921, 4096, 384},   /* and no more */
+      {true, F32, 65536, 1020, 0},    /* rows were not measured that short */
+      {true, F32, 4096, 8196, 132},   /* one fills a multiprocessor */
+      {true, BF16, 16384, 4095, 768}, /* rows that start anywhere, */
+      {true, F32, 16384, 4095, 0},    /* which others lose by, */
+      {false, BF16, 16384, 4095, 0},
+      {false, F32, 8192, 8191, 192}, /* unless they wait in shared memory, too */
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    const norm_case of = {known[i].layer_norm, false,     known[i].type, EVERYTHING, COMPACT,
+                          known[i].rows,       known[i].n};
+    norm_trial trial = {.of = of, .on = &gpus[H200]}, *t = &trial;
+    make_norm(t);
+    if (!EXPECT(choose_norm(t), "%s", describe_norm(t))) continue;
+    const onepass_norm_launch *l = &t->launch;
+    EXPECT(l->kernel == ONEPASS_CUDA_BLOCKS && l->lookahead == known[i].ahead, "%d ahead: %s",
+           (int)l->lookahead, describe_norm(t));
+  }
+}
+
 /* Few rows that one block has write dweight and dbias at once; with more, another launch adds up the parts. */
 static void test_few_rows_have_one_block(void) {
   static const struct {
@@ -227,6 +262,7 @@ static void test_the_build_says_whether_it_has_the_backend(void) {
 int main(void) {
   test_known_problems_have_known_kernels();
   test_known_rings_have_known_widths();
+  test_known_rows_are_asked_for_ahead();
   test_few_rows_have_one_block();
   test_a_kernel_that_cannot_do_it_is_refused();
   test_kernels_say_their_names();
