@@ -154,9 +154,10 @@ def test_a_busy_machine_neither_accuses_nor_acquits() -> None:
     assert share_when_quiet([*zip(computed, mostly_busy)]) > 0.9
 
 
-def fake_bench(needed: float = 1.0) -> SimpleNamespace:
+def fake_bench(needed: float = 1.0, flushed: int = 80_000_000) -> SimpleNamespace:
+    device = SimpleNamespace(memory_speed=150e9, flushed=flushed)
     return SimpleNamespace(bytes=80_000_000, input_bytes=40_000_000, output_bytes=40_000_000,
-                           parameter_bytes=0, needed=needed)
+                           parameter_bytes=0, needed=needed, device=device)
 
 
 def test_faster_than_the_memory_is_impossible() -> None:
@@ -164,6 +165,12 @@ def test_faster_than_the_memory_is_impossible() -> None:
     assert far.impossible and "159.5 GB/s" in far.impossible
     assert "the least possible is 1 ms" in far.impossible
     assert distance(fake_bench(), times(0.95e-3)).impossible is None
+
+
+def test_calls_that_take_a_moment_say_little_of_the_memory() -> None:
+    assert distance(fake_bench(flushed=80_000_001), times(0.5e-3)).impossible is None
+    far = distance(fake_bench(flushed=80_000_001), times(0.4e-3))
+    assert far.impossible and "reads 150 and writes 150 GB/s" in far.impossible
 
 
 def test_who_need_not_read_everything_may_be_faster() -> None:

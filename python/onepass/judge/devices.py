@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -23,6 +24,8 @@ class Device:
     name: str
     least_batch: float  # seconds that a timed batch should take
     opened = 0  # allocations of other processes that had to be opened so far
+    flushed = 0  # bytes that a flush reads and writes
+    memory_speed = 0.0  # the highest of any flush: of these bytes a second
 
     def descriptors(self) -> Dict[str, int]:
         return {}
@@ -37,6 +40,11 @@ class Device:
 
     def flush(self) -> float:
         """Leaves nothing of anybody's data in the caches. Returns the seconds it took."""
+        seconds = self.move_other_data()
+        self.memory_speed = max(self.memory_speed, self.flushed / seconds)
+        return seconds
+
+    def move_other_data(self) -> float:
         raise NotImplementedError
 
     def choose_elements(self, specs: Sequence[Spec]) -> "Elements":
@@ -110,6 +118,7 @@ class Cpu(Device):
         self.descriptor = shared_memory("arena", ARENA_MOST)
         size = min(max(2 * last_level_cache(), 32 << 20), 256 << 20)
         self.other_data = torch.zeros(size // 4)
+        self.flushed = 2 * size
         self.size = 0
 
     def descriptors(self) -> Dict[str, int]:
@@ -127,9 +136,10 @@ class Cpu(Device):
         whole = torch.frombuffer(data, dtype=dtype)
         return whole.as_strided(place.shape, place.strides).contiguous()
 
-    def flush(self) -> float:
+    def move_other_data(self) -> float:
+        start = time.perf_counter()
         self.other_data.add_(1.0)
-        return 0.0
+        return time.perf_counter() - start
 
     def peek(self, worker: Worker, calls: Sequence[int], places: Sequence[Place],
              elements: Elements) -> Peek:
@@ -160,6 +170,7 @@ class Cuda(Device):
         cache = getattr(properties, "L2_cache_size", 0)
         self.source = torch.zeros(max(256 << 20, 3 * cache) // 4, device=self.device)
         self.target = torch.zeros_like(self.source)
+        self.flushed = 2 * 4 * self.source.numel()
         self.memory: Optional[torch.Tensor] = None
         self.secret = torch.Generator(device=self.device)
         self.secret.seed()
@@ -208,7 +219,7 @@ class Cuda(Device):
         torch.cuda.synchronize()
         return copy
 
-    def flush(self) -> float:
+    def move_other_data(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         self.target.copy_(self.source)

@@ -25,12 +25,15 @@ class Distance(NamedTuple):
 
 
 def distance(bench: Bench, times: Times) -> Distance:
-    """A copy moves half of the bytes in and half of them out; `read` and `write` as many in one direction."""
+    """A copy moves half of the bytes in and half of them out; `read` and `write` as many in one direction. If
+    that is so little that most of their time is what a call costs, flushing the caches tells how fast the
+    memory is."""
     half = bench.bytes // 8 * 4
     copy, read, write = (times.of(name) for name in ("copy", "read", "write"))
     copy_speed = 2 * half / copy.median
-    read_speed = max(copy_speed, half / read.low)
-    write_speed = max(copy_speed, half / write.low)
+    seen = max(copy_speed, bench.device.memory_speed if bench.bytes < bench.device.flushed else 0.0)
+    read_speed = max(seen, half / read.low)
+    write_speed = max(seen, half / write.low)
     needed = min(1.0, bench.needed) * bench.input_bytes + bench.parameter_bytes
     floor = needed / read_speed + bench.output_bytes / write_speed
     candidate, eager = times.of("candidate"), times.of("eager")
