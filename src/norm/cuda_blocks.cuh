@@ -168,8 +168,6 @@ __device__ inline void phased_forward(const norm_args &a) {
   typedef typename sums_of<T>::type C;
   const bool MOMENTS = STATISTIC == OF_MOMENTS, WEIGHTS = STATISTIC != OF_MAGNITUDES;
   const int VEC = vector_of<T>::count, SUMS = sum_count<STATISTIC>::FORWARD, PACKS = BLOCKS_PACKS;
-  const bool GAINS_BY_ASKING =
-      sizeof(T) == 2 && MOMENTS; /* for rows ahead; launch_cuda.c knows it, too */
   __shared__ plain_sums<C, SUMS> of_warps[2][phased_threads(VEC) / WARP];
   if (!a.copy_length) {
     ask_ahead(a.ahead);
@@ -195,7 +193,7 @@ __device__ inline void phased_forward(const norm_args &a) {
   C guess = MOMENTS ? guess_mean(x, a) : 0;
   if (a.copy_length) await_turn();
   let_next_begin((unsigned)a.few_blocks);
-  if (GAINS_BY_ASKING) prefetch_next_row<T>(a);
+  prefetch_next_row<T>(a);
   row_scale<C> scale;
   about_guess<T>(guess, [&](C about, int again) {
     plain_sums<C, SUMS> sums;

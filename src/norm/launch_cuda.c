@@ -214,7 +214,8 @@ static bool fit_phased_blocks(onepass_norm_choice *c) {
   return true;
 }
 
-/* Rows that start anywhere and wait in registers take up to a tenth longer if rows are asked for ahead, but for these. */
+/* Rows that start anywhere and wait in registers: only those of halves with a mean do not take longer, up to a tenth, if
+ * rows are asked for ahead. */
 static bool loses_by_asking(const onepass_norm_choice *c) {
   const bool gains = c->size == 2 && c->moments && !c->squares;
   return c->l->width == ONEPASS_NORM_PHASED && !c->l->wide && !gains;

@@ -187,7 +187,7 @@ static void expect_blocks(const norm_trial *t) {
        (l->packs == 8 ? l->lookahead == chip : 2 * l->lookahead * row <= l2 / 4));
   NORM(l->lookahead == 0 || l->packs == 8 || (row >= 4096 && 2 * t->of.rows * row > l2));
   NORM(l->lookahead == 0 || l->wide || l->width == ONEPASS_NORM_VECTOR ||
-       (t->of.layer_norm && t->size == 2));
+       (t->of.layer_norm && t->size == 2 && !l->squares));
 }
 
 static void expect_ring(const norm_trial *t) {
