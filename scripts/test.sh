@@ -107,7 +107,7 @@ run_c_tests() { # folder option...
 # The Python tests side by side: the scripts that the build has made for pytest, as CTest would hide what they print.
 # Where there are processors for it, each in several shares.
 run_python_tests() { # folder
-  local status=0 script share shares=$((jobs / 4 > 1 ? jobs / 4 : 1)) log
+  local status=0 script share shares=$((jobs / 2 > 1 ? jobs / 2 : 1)) log
   local -A process_of=()
   for script in "$1"/tests/*_tests.sh; do
     for ((share = 1; share <= shares; share++)); do

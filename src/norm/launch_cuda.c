@@ -13,7 +13,8 @@ enum {
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
-  PHASED_LEAST = 1 << 17, /* bytes of rows that are worth copies of weights, by another launch */
+  PHASED_LEAST = 8 << 20, /* bytes of rows */
+  PHASED_LEAST_HALVES = 2 << 20,
   WIDE_MOST_THREADS = 1024,
   AHEAD_LEAST_ROW = 4096, /* bytes */
   AHEAD_SHARE = 10,       /* of the second-level cache a tenth */
@@ -35,6 +36,8 @@ enum {
   TIDE_MOST_RING = 40,
   TIDE_MEMORY = 2048, /* shared memory of a tide kernel besides the chunks, at most */
   TIDE_COPIES = 4,
+  TIDE_LEAST_ROWS = 3,  /* of a team */
+  TIDE_MOST_BLOCKS = 4, /* of a team, of floats */
   PASSES_BLOCK = 256,
   PASSES_MOST_ROWS = 16,
   REGISTERS = 65536 /* of a multiprocessor */
@@ -227,7 +230,7 @@ static bool loses_by_asking(const onepass_norm_choice *c) {
 static int32_t find_lookahead(const onepass_norm_choice *c) {
   const int64_t row = c->n * c->size;
   if (c->l->packs == BLOCKS_MANY_PACKS) return c->device->multiprocessors;
-  if (c->fused || row < AHEAD_LEAST_ROW || c->rows * row <= c->device->l2 / 2) return 0;
+  if (row < AHEAD_LEAST_ROW || c->rows * row <= c->device->l2 / 2) return 0;
   return loses_by_asking(c) ? 0 : (int32_t)(c->device->l2 / AHEAD_SHARE / row);
 }
 
@@ -436,13 +439,16 @@ static bool choose_tide(onepass_norm_choice *c) {
   l->channels = !by_column;
   l->width = ONEPASS_NORM_VECTOR;
   l->packs = 1;
-  /* Rows of halves do not wait for another block if that can be, or for one. */
+  /* Rows of halves do not wait for another block if that can be, or for one; others where all blocks have several. */
   const bool few = by_column && c->size == 2 && c->n <= 2 * most * chunk;
-  int64_t team = few ? 0 : team_size(c, onepass_least(ring / 2, most) * chunk, 2);
-  if (team == 0) team = team_size(c, most * chunk, few ? 1 : 2);
+  const int64_t least = few || c->rows >= TIDE_LEAST_ROWS * chip ? 1 : 2;
+  int64_t team = few ? 0 : team_size(c, onepass_least(ring / 2, most) * chunk, least);
+  if (team == 0) team = team_size(c, most * chunk, least);
   if (team == 0) return false;
-  /* Whole sectors: all slices have as many chunks, but for one that the last may have less. */
-  l->slice = onepass_round_up(onepass_divide_up(c->n, team), ONEPASS_SECTOR / c->size);
+  /* Whole lines, or sectors: all slices have as many chunks, but for one that the last may have less. */
+  const int64_t share = onepass_divide_up(c->n, team);
+  l->slice = onepass_round_up(share, 128 / c->size);
+  if (team * l->slice - c->n >= chunk) l->slice = onepass_round_up(share, ONEPASS_SECTOR / c->size);
   l->team = (int32_t)onepass_divide_up(c->n, l->slice);
   l->chunks = (int32_t)onepass_divide_up(l->slice, chunk);
   if (l->slice < chunk || l->chunks > most || l->team * l->slice - c->n >= chunk) return false;
@@ -458,11 +464,19 @@ static bool choose_tide(onepass_norm_choice *c) {
   return true;
 }
 
+/* Whether chunks are faster than whole slices: teams have some rows each, as chunks take longer to begin,
+ * and rows of floats are of a few blocks. docs/experiments.md has the times. */
+static bool suits_tide(const onepass_norm_choice *c) {
+  const onepass_norm_launch *l = c->l;
+  const bool halves = c->size == 2;
+  const int64_t least = halves && l->team <= 2 ? 2 : TIDE_LEAST_ROWS;
+  return c->rows >= least * (l->grid / l->team) && (halves || l->team <= TIDE_MOST_BLOCKS);
+}
+
 static bool choose_stream(onepass_norm_choice *c) {
   const onepass_norm_launch nothing = *c->l;
   if (c->n == 0 || c->rows == 0 || c->p->rows.ndim > 1) return false;
-  /* Rows of halves come faster by chunks, where one block has them or two. */
-  if (c->size == 2 && c->weights && choose_tide(c) && c->l->team <= 2) return true;
+  if (choose_tide(c) && suits_tide(c)) return true;
   *c->l = nothing;
   if (choose_slices(c)) return true;
   *c->l = nothing;
@@ -561,22 +575,19 @@ static bool try_kernel(onepass_norm_choice *c, onepass_cuda_kernel kernel) {
   }
 }
 
-static bool has_few_rows(const onepass_norm_choice *c) {
-  return c->rows * 2 < c->device->multiprocessors;
-}
-
 /* Whether one block a row would leave most of the chip without work that the others could do sooner, for all that they have to
  * tell each other. */
 static bool leaves_chip_idle(const onepass_norm_choice *c) {
-  return has_few_rows(c) && c->n * c->size > (c->p->backward ? 32768 : 65536);
+  return c->rows * 2 < c->device->multiprocessors &&
+         c->n * c->size > (c->p->backward ? 32768 : 65536);
 }
 
-/* A few rows of so little that blocks would wait for each other longer than it takes to read it twice, if launches overlap.
+/* So little that blocks would wait for each other longer than it takes to read it twice, if launches overlap.
  * Backward, rows that are not aligned are read element by element, and with dweight and dbias there is more to be merged. */
 static bool suits_passes(const onepass_norm_choice *c) {
   const bool aligned = onepass_takes_vectors(c);
   int64_t most; /* KiB of x */
-  if (!has_few_rows(c) || c->device->major < 9) return false;
+  if (c->device->major < 9) return false;
   if (!c->p->backward) {
     most = c->moments || c->size == 2 ? 4096 : 12288;
   } else if (!c->moments) {
@@ -597,10 +608,12 @@ static bool suits_warps(const onepass_norm_choice *c) {
   return c->n <= 64 * c->vec;
 }
 
-/* Others that rows fit in do some of them faster. */
+/* Others that rows fit in do some of them faster: few rows that start anywhere are not worth copies of their weights, by
+ * another launch. */
 static bool suits_blocks(const onepass_norm_choice *c) {
-  const bool is_short_of_rows = c->l->copy_length && c->rows * c->n * c->size < PHASED_LEAST;
-  return !c->l->wide && c->l->packs <= BLOCKS_PACKS && !is_short_of_rows;
+  const int64_t least = c->size == 2 ? PHASED_LEAST_HALVES : PHASED_LEAST;
+  const bool is_short_of_rows = c->l->copy_length && c->rows * c->n * c->size < least;
+  return c->l->packs <= BLOCKS_PACKS && !is_short_of_rows;
 }
 
 static bool choose_best(onepass_norm_choice *c) {

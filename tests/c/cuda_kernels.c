@@ -194,7 +194,7 @@ static void expect_shared_rows_right(onepass_dtype dtype, int64_t rows, int64_t 
 }
 
 /* Shared by the whole chip: enough rows that places of their sums and letters are used again, and rows of which shared
- * memory has no room for two. And so many that a block has rows of halves to itself, or two blocks have them. */
+ * memory has no room for two. And so many that a block has rows to itself, or two blocks have them. */
 static void expect_long_rows_right(onepass_dtype dtype) {
   const int64_t size = (int64_t)dtype_size(dtype);
   onepass_cuda_info info = {0};
@@ -202,9 +202,10 @@ static void expect_long_rows_right(onepass_dtype dtype) {
   const int64_t chip = info.multiprocessors;
   expect_shared_rows_right(dtype, 17, chip * (36352 / size));
   expect_shared_rows_right(dtype, 3, chip * (127008 / size));
-  if (size > 2) return;
-  expect_shared_rows_right(dtype, 2 * chip + 1, 40000);
-  expect_shared_rows_right(dtype, chip + 1, 100000);
+  if (size > 4) return;
+  const bool half = size == 2;
+  expect_shared_rows_right(dtype, (half ? 2 : 3) * chip + 1, half ? 40000 : 17408);
+  expect_shared_rows_right(dtype, (half ? 1 : 2) * chip + 1, half ? 100000 : 28676);
 }
 
 /* So many rows that x and y are more than the second-level cache, of which blocks ask for rows ahead. */
@@ -213,8 +214,9 @@ static void expect_rows_ahead_right(onepass_dtype dtype) {
   const struct {
     enum kind kind;
     int64_t n;
-  } forms[] = {{LAYER_FORWARD, n}, {LAYER_FORWARD, n - 1}, {L1_FORWARD, 2 * n - 1}};
-  for (int i = 0; i < 3; i++) {
+  } forms[] = {
+      {LAYER_FORWARD, n}, {LAYER_FORWARD, n - 1}, {L1_FORWARD, 2 * n - 1}, {FUSED_FORWARD, n}};
+  for (int i = 0; i < (size < 8 ? 4 : 3); i++) { /* no doubles are fused there */
     const int64_t shape[2] = {gpu_l2() / 2 / (forms[i].n * size) + 40, forms[i].n};
     expect_right_by(ONEPASS_CUDA_BLOCKS, call_new(forms[i].kind, dtype, 2, shape, 1));
   }

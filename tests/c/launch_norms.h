@@ -37,6 +37,7 @@ enum {
   F32_WEIGHTS = 32,
   LENGTHS = 64, /* l2_norm in place of layer_norm */
   ROOTS = 128,  /* rms_norm */
+  FUSED = 256,  /* forward, x + residual */
   EVERYTHING = WEIGHT | BIAS | SAVED | DWEIGHT | DBIAS
 };
 
@@ -131,7 +132,8 @@ static inline void make_norm(norm_trial *t) {
       .dy = back ? &in : NULL,
       .dx = back ? &out : NULL,
       .dweight = weighted && back && (of->extras & DWEIGHT) ? &dscale : NULL,
-      .dbias = layer && back && (of->extras & DBIAS) ? &dscale : NULL};
+      .dbias = layer && back && (of->extras & DBIAS) ? &dscale : NULL,
+      .residual = weighted && !back && (of->extras & FUSED) ? &in : NULL};
   const onepass_norm norm = {.op = !of->layer_norm          ? ONEPASS_L1_NORM
                                    : (of->extras & LENGTHS) ? ONEPASS_L2_NORM
                                    : (of->extras & ROOTS)   ? ONEPASS_RMS_NORM

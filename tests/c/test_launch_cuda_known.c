@@ -54,6 +54,16 @@ static const struct {
     {H200, {false, false, F64, 0, COMPACT, 1, 1000000}, "passes"},
     {H200, {false, false, F64, 0, COMPACT, 60, 65536}, "stream"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 1, (int64_t)1 << 31}, "passes"},
+    {H200, {true, false, BF16, EVERYTHING, COMPACT, 104, 20001}, "passes"},
+    {H200, {true, false, BF16, EVERYTHING, COMPACT, 105, 20001}, "stream"},
+    /* Copies of weights for so many rows only; what has no weights starts anywhere without them. */
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 698, 3001}, "ring"},
+    {H200, {true, false, F32, EVERYTHING, COMPACT, 699, 3001}, "blocks"},
+    {H200, {true, false, BF16, EVERYTHING, COMPACT, 349, 3001}, "ring"},
+    {H200, {true, false, BF16, EVERYTHING, COMPACT, 350, 3001}, "blocks"},
+    {H200, {false, false, F32, 0, COMPACT, 1, 4095}, "blocks"},
+    {H200, {false, false, BF16, 0, COMPACT, 16384, 9001}, "blocks"},
+    {H200, {false, false, F64, 0, COMPACT, 16384, 1023}, "blocks"},
     {H200, {true, false, F32, EVERYTHING, COMPACT, 256, 1048575}, "passes"},
     {H200, {true, false, F32, EVERYTHING, APART, 16384, 4095}, "passes"},
     {H200, {false, false, F32, 0, ACROSS, 65536, 64}, "columns"},
@@ -137,27 +147,29 @@ static void test_known_rings_have_known_widths(void) {
 static void test_known_rows_are_asked_for_ahead(void) {
   static const struct {
     bool layer_norm;
-    int type;
+    int type, extras;
     int64_t rows, n;
     int32_t ahead;
   } known[] = {
-      {true, F32, 16384, 4096, 384}, /* 6 MiB, a tenth of the second-level cache */
-      {true, F32, 8192, 8192, 192},
-      {true, F32, 32768, 1024, 1536},
-      {true, BF16, 16384, 4096, 768},
-      {true, F64, 16384, 4096, 192},
-      {false, F32, 16384, 4096, 384},
-      {true, F32, 1920, 4096, 0},     /* x and y fit there, */
-      {true, F32, 1921, 4096, 384},   /* and no more */
-      {true, F32, 65536, 1020, 0},    /* rows were not measured that short */
-      {true, F32, 4096, 8196, 132},   /* one fills a multiprocessor */
-      {true, BF16, 16384, 4095, 768}, /* rows that start anywhere, */
-      {true, F32, 16384, 4095, 0},    /* which others lose by, */
-      {false, BF16, 16384, 4095, 0},
-      {false, F32, 8192, 8191, 192}, /* unless they wait in shared memory, too */
+      {true, F32, 0, 16384, 4096, 384}, /* 6 MiB, a tenth of the second-level cache */
+      {true, F32, 0, 8192, 8192, 192},
+      {true, BF16, FUSED, 16384, 4096, 768},
+      {true, F32, 0, 32768, 1024, 1536},
+      {true, BF16, 0, 16384, 4096, 768},
+      {true, F64, 0, 16384, 4096, 192},
+      {false, F32, 0, 16384, 4096, 384},
+      {true, F32, 0, 1920, 4096, 0},     /* x and y fit there, */
+      {true, F32, 0, 1921, 4096, 384},   /* and no more */
+      {true, F32, 0, 65536, 1020, 0},    /* rows were not measured that short */
+      {true, F32, 0, 4096, 8196, 132},   /* one fills a multiprocessor */
+      {true, BF16, 0, 16384, 4095, 768}, /* rows that start anywhere, */
+      {true, F32, 0, 16384, 4095, 0},    /* which others lose by, */
+      {false, BF16, 0, 16384, 4095, 0},
+      {false, F32, 0, 8192, 8191, 192}, /* unless they wait in shared memory, too */
   };
   for (int i = 0; i < COUNT(known); i++) {
-    const norm_case of = {known[i].layer_norm, false,     known[i].type, EVERYTHING, COMPACT,
+    const int extras = EVERYTHING | known[i].extras;
+    const norm_case of = {known[i].layer_norm, false,     known[i].type, extras, COMPACT,
                           known[i].rows,       known[i].n};
     norm_trial trial = {.of = of, .on = &gpus[H200]}, *t = &trial;
     make_norm(t);
@@ -165,6 +177,51 @@ static void test_known_rows_are_asked_for_ahead(void) {
     const onepass_norm_launch *l = &t->launch;
     EXPECT(l->kernel == ONEPASS_CUDA_BLOCKS && l->lookahead == known[i].ahead, "%d ahead: %s",
            (int)l->lookahead, describe_norm(t));
+  }
+}
+
+/* Forward, rows that a team of blocks has: by chunks or in slices, and how many blocks. */
+static void test_known_rows_have_known_teams(void) {
+  static const struct {
+    int type;
+    int extras;
+    int64_t rows, n;
+    bool tide;
+    int32_t team;
+    int64_t grid;
+  } known[] = {
+      {F32, EVERYTHING, 2048, 65536, true, 3, 132},
+      {F32, EVERYTHING, 396, 17408, true, 1, 132},  /* a block has three, */
+      {F32, EVERYTHING, 395, 17408, true, 2, 132},  /* or two blocks have three, */
+      {F32, EVERYTHING, 197, 17408, false, 3, 132}, /* or slices begin sooner */
+      {F32, EVERYTHING, 1000, 26112, true, 1, 132}, /* two rows fit, */
+      {F32, EVERYTHING, 1000, 26116, true, 2, 132}, /* and no more */
+      {F32, EVERYTHING, 1000, 104448, true, 4, 132},
+      {F32, EVERYTHING, 1000, 104452, false, 13, 130},
+      {F32, EVERYTHING, 1000, 104450, false, 16, 128}, /* it does not take whole packs alone */
+      {F32, EVERYTHING, 16, 4194304, true, 132, 132},  /* slices are not as long */
+      {F32, 0, 2048, 65536, true, 3, 132},
+      {BF16, EVERYTHING, 2048, 65536, true, 1, 128}, /* all have sixteen */
+      {BF16, EVERYTHING, 140, 40000, true, 1, 70},
+      {BF16, EVERYTHING, 131, 40000, false, 3, 132},
+      {BF16, EVERYTHING, 132, 131072, true, 2, 132},
+      {BF16, EVERYTHING, 1024, 262144, true, 6, 132},
+      {BF16, 0, 4096, 65536, true, 2, 132},
+  };
+  for (int i = 0; i < COUNT(known); i++) {
+    const norm_case of = {true,    false,         known[i].type, known[i].extras,
+                          COMPACT, known[i].rows, known[i].n};
+    norm_trial trial = {.of = of, .on = &gpus[H200]}, *t = &trial;
+    make_norm(t);
+    if (!EXPECT(choose_norm(t), "%s", describe_norm(t))) continue;
+    const onepass_norm_launch *l = &t->launch;
+    EXPECT(l->kernel == ONEPASS_CUDA_STREAM && l->tide == known[i].tide &&
+               l->team == known[i].team && l->grid == known[i].grid,
+           "tide %d, teams of %d, %d blocks: %s", l->tide, (int)l->team, (int)l->grid,
+           describe_norm(t));
+    /* Chunks arrive faster by whole lines. */
+    EXPECT(l->team == 1 || l->slice * t->size % 128 == 0, "%d: %s", (int)l->slice,
+           describe_norm(t));
   }
 }
 
@@ -263,6 +320,7 @@ int main(void) {
   test_known_problems_have_known_kernels();
   test_known_rings_have_known_widths();
   test_known_rows_are_asked_for_ahead();
+  test_known_rows_have_known_teams();
   test_few_rows_have_one_block();
   test_a_kernel_that_cannot_do_it_is_refused();
   test_kernels_say_their_names();
