@@ -13,7 +13,7 @@ enum {
   BLOCKS_FEW_PACKS = 2,
   BLOCKS_PACKS = 4,
   BLOCKS_MANY_PACKS = 8,
-  PHASED_LEAST = 8 << 20, /* bytes of rows */
+  PHASED_LEAST = 8 << 20, /* bytes of rows that are worth copies of weights, by another launch */
   PHASED_LEAST_HALVES = 2 << 20,
   WIDE_MOST_THREADS = 1024,
   AHEAD_LEAST_ROW = 4096, /* bytes */

@@ -342,8 +342,8 @@ static void expect_known_choices(void) {
   EXPECT_TEXT(kernel_name(best_of(spread).kernel), "strided");
 }
 
-/* Groups of channels as rows that a team of blocks reads once, chunk by chunk. */
-static void expect_stream(cells_case of, int64_t grid, int32_t team, int32_t ring) {
+/* Groups of channels as rows that a team of blocks reads once, chunk by chunk or in whole slices. */
+static void expect_stream(cells_case of, bool tide, int64_t grid, int32_t team, int32_t ring) {
   cells_trial t = {.of = of, .on = &gpus[H200]};
   onepass_norm_launch l;
   of.grouped = true;
@@ -358,11 +358,12 @@ static void expect_stream(cells_case of, int64_t grid, int32_t team, int32_t rin
   EXPECT_INT(l.grid, grid);
   EXPECT_INT(l.team, team);
   EXPECT_INT(l.ring, ring);
-  EXPECT_INT(l.channels, 1);
-  EXPECT_INT(l.tide, 1);
-  const int32_t writers = 384;
-  EXPECT(l.slice <= l.chunks * writers * t.vec, "%s", describe(&t));
-  EXPECT(l.shared == (size_t)(l.ring * writers * 16), "%s", describe(&t));
+  EXPECT_INT(l.channels, tide);
+  EXPECT_INT(l.tide, tide);
+  const int32_t workers = l.tide ? 384 : 512, packs = l.tide ? l.chunks : l.packs;
+  EXPECT(l.slice <= packs * workers * t.vec, "%s", describe(&t));
+  EXPECT(l.shared == (size_t)(l.ring * (l.tide ? 1 : packs) * workers * 16), "%s", describe(&t));
+  EXPECT(l.tide || (l.lookahead >= 1 && l.lookahead + 2 == l.ring), "%s", describe(&t));
 }
 
 static void expect_groups_in_streams(void) {
@@ -373,18 +374,21 @@ static void expect_groups_in_streams(void) {
                    .height = 512,
                    .width = 512,
                    .groups = 8};
-  expect_stream(of, 132, 132, 37);
+  expect_stream(of, true, 132, 132, 37);
   of.extras = 0;
-  expect_stream(of, 132, 132, 37);
+  expect_stream(of, true, 132, 132, 37);
   of.type = BF16;
-  expect_stream(of, 132, 44, 37);
+  expect_stream(of, true, 132, 44, 37);
+  of.batches = 1; /* of eight rows: slices begin sooner */
+  expect_stream(of, false, 132, 132, 6);
+  of.batches = 112;
   of.extras = WEIGHTS;
   of.groups = 64; /* instance_norm */
-  expect_stream(of, 132, 6, 37);
+  expect_stream(of, true, 132, 6, 37);
   of.type = F32;
-  expect_stream(of, 132, 11, 37);
+  expect_stream(of, true, 132, 11, 37);
   of.height = 256;
-  expect_stream(of, 132, 6, 37);
+  expect_stream(of, true, 132, 6, 37);
 }
 
 int main(void) {
